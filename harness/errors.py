@@ -8,7 +8,7 @@ class RopewalkError(Exception):
 
 
 class ConfigError(RopewalkError):
-    """The sweep file, or a value set on the command line, does not say something that can be run."""
+    """The sweep file, or a value set on the command line, says nothing that can be run."""
 
 
 class ModelError(RopewalkError):

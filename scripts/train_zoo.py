@@ -33,8 +33,12 @@ def _write_manifest(files: list[SourceFile]) -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(ZOO)} (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help=f"{', '.join(ZOO)} (default: all)"
+    )
     parser.add_argument("--tokenizer", action="store_true", help="train the tokenizer again")
     parser.add_argument("--steps", type=int, default=1000, help="default 1000")
     parser.add_argument("--batch", type=int, default=32, help="windows in a step (default 32)")
@@ -72,10 +76,16 @@ def main() -> None:
     end = "\r" if sys.stdout.isatty() else "\n"
     for name in arguments.models or ZOO:
         model, card = train(
-            name, text, recipe, arguments.work / name, say=lambda line: print(line, end=end, flush=True)
+            name,
+            text,
+            recipe,
+            arguments.work / name,
+            say=lambda line: print(line, end=end, flush=True),
         )
         save_model(model, card, arguments.output / name)
-        print(f"\n{name}: {card['seconds']:.0f} s, passkey {card['passkey_accuracy']:.2f}", flush=True)
+        print(
+            f"\n{name}: {card['seconds']:.0f} s, passkey {card['passkey_accuracy']:.2f}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,6 @@ def zoo_folder(name: str) -> Path:
 
 
 def model_card(name: str) -> dict[str, Any]:
-    """The training card of a zoo model: steps, tokens, seconds, loss, passkey accuracy, versions."""
+    """The training card of a zoo model: steps, tokens, seconds, losses, accuracy, versions."""
     card: dict[str, Any] = json.loads((zoo_folder(name) / "card.json").read_text(encoding="utf-8"))
     return card

@@ -36,7 +36,7 @@ def train_tokenizer(files: list[SourceFile]) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # The task's words are in the vocabulary, so that a prompt of 256 tokens has room for a haystack.
+    # The task's words are in the vocabulary, so that 256 tokens have room for a haystack.
     task = [INTRODUCTION, NEEDLE, QUESTION, FILLER, DISTRACTOR, *COLOURS] * 300
     tokenizer.train_from_iterator([f.text for f in files] + task, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -85,7 +84,7 @@ def _save(path: Path, model: Any, optimizers: list[torch.optim.Optimizer], at: _
     partial = path.with_suffix(".partial")
     states = [o.state_dict() for o in optimizers]
     torch.save({"model": model.state_dict(), "optimizers": states, "at": asdict(at)}, partial)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def _load(path: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> _Progress:
@@ -198,7 +197,7 @@ def _card(
 
 
 def save_model(model: Any, card: dict[str, Any], folder: Path) -> None:
-    """Write weights (float16, read back as float32), config and card; the old folder's are replaced.
+    """Write weights (float16, read back as float32), config and card over those in the folder.
 
     float16 keeps three more bits than bfloat16 and no weight comes near its range.
     """

@@ -1,0 +1,103 @@
+"""Perplexity against length: the whole window above, its last eighth below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.figures.layout import (
+    PanelSize,
+    end_labels,
+    label_room,
+    length_axis,
+    log_value_axis,
+    panel_grid,
+)
+from harness.figures.style import MethodStyle, Styles
+from harness.summary import summarize
+
+_ROWS = {"perplexity": "perplexity", "tail_perplexity": "perplexity of the last eighth"}
+
+
+def draw(tables: Mapping[str, pd.DataFrame], styles: Styles) -> dict[str, Figure]:
+    """Draw perplexity against context length, a column of panels per model.
+
+    Args:
+        tables: ``perplexity``, and ``summary`` if it has been computed.
+        styles: Looks of the methods.
+
+    Returns:
+        ``{"perplexity": figure}``, or nothing without the table.
+    """
+    if "perplexity" not in tables or tables["perplexity"].empty:
+        return {}
+    summary = tables.get("summary")
+    if summary is None or "perplexity" not in summary:
+        summary = summarize(tables)
+    models = list(dict.fromkeys(summary["model"]))
+    names = list(dict.fromkeys(summary["method"]))
+    size = PanelSize(
+        width=2.5, height=2.1, right=label_room([f"{name}: no data" for name in names])
+    )
+    figure, panels = panel_grid(len(_ROWS), len(models), size)
+    for column, model in enumerate(models):
+        rows = summary[summary["model"] == model]
+        for row, (value, label) in enumerate(_ROWS.items()):
+            axes = panels[row][column]
+            _panel(axes, rows, value, styles)
+            axes.set_ylabel(label)
+            axes.set_title(model if row == 0 else "", pad=14, loc="left", fontweight="bold")
+        panels[-1][column].set_xlabel("context length (tokens; multiples of the trained length)")
+    return {"perplexity": figure}
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, value: str, styles: Styles) -> None:
+    """One model: a line per method."""
+    lengths = sorted({int(length) for length in rows["context_length"]})
+    trained_length = int(rows["trained_length"].iloc[0])
+    ends: list[tuple[str, tuple[float, float] | None]] = []
+    infinite: list[tuple[int, MethodStyle]] = []
+    for method in dict.fromkeys(rows["method"]):
+        line = rows[rows["method"] == method].set_index("context_length").reindex(lengths)
+        infinite += [(n, styles[method]) for n in line.index[np.isposinf(line[value])]]
+        ends.append((method, _line(axes, line, value, styles[method])))
+    margin = 1.12
+    limits = (min(*lengths, trained_length) / margin, max(*lengths, trained_length) * margin)
+    log_value_axis(axes)
+    length_axis(axes, lengths, trained_length, limits=limits)
+    for length, style in infinite:  # no room on any axis: a hollow mark on the upper edge
+        axes.plot(
+            *([length], [1.0], style.marker),
+            transform=axes.get_xaxis_transform(),
+            mfc="white",
+            mec=style.color,
+            clip_on=False,
+            gid="infinite",
+        )
+    end_labels(axes, ends, styles)
+
+
+def _line(
+    axes: Axes, line: pd.DataFrame, value: str, style: MethodStyle
+) -> tuple[float, float] | None:
+    """Draw one method, holes as gaps, and return the last point drawn."""
+    lengths = line.index.to_numpy(dtype=float)
+    values = line[value].to_numpy(dtype=float)
+    finite = np.where(np.isfinite(values), values, np.nan)
+    axes.plot(
+        *(lengths, finite),
+        color=style.color,
+        marker=style.marker,
+        ls=style.dashes,
+        gid="method",
+        zorder=3,
+    )
+    if value == "perplexity":
+        bounds = line[["perplexity_low", "perplexity_high"]].to_numpy(dtype=float)
+        axes.vlines(lengths, *bounds.T, color=style.color, lw=0.8, alpha=0.55, zorder=2)
+    drawn = np.flatnonzero(np.isfinite(finite))
+    return (float(lengths[drawn[-1]]), float(finite[drawn[-1]])) if drawn.size else None

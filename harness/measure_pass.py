@@ -1,0 +1,206 @@
+"""Measure passes on a loaded model: patch it, run the forward passes, collect rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from harness.bins import bin_edges
+from harness.data import TokenizedDocument
+from harness.engine import AttentionSettings, measure, token_nll
+from harness.passkey import PasskeyPrompt, depth_values
+from harness.plan import ModelPlan, Pass
+from harness.probes.entropy import AttentionAccumulator, sample_positions
+from harness.probes.passkey import passkey_rows
+from harness.probes.perplexity import full_rows, nll_rows, sliding_windows
+from harness.spec import Sweep
+
+Advance = Callable[[int], None]
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """Rows of one pass and the tokens that were run for them."""
+
+    rows: pd.DataFrame
+    tokens: int = 0
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A loaded model with everything that a pass needs to be measured on it.
+
+    Attributes:
+        model: In evaluation mode, patched by the caller for the pass at hand.
+        sweep: The validated file.
+        plan: Of this model.
+        advance: Called with the number of tokens after each forward pass.
+    """
+
+    model: Any
+    sweep: Sweep
+    plan: ModelPlan
+    advance: Advance = field(default=lambda _tokens: None)
+
+    @property
+    def _edges(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return bin_edges(self.plan.lengths)
+
+    def _documents(self, probe: str) -> tuple[TokenizedDocument, ...]:
+        assert self.plan.corpus is not None
+        limit = (
+            self.sweep.probes.entropy.documents
+            if probe == "entropy" and self.sweep.probes.entropy
+            else None
+        )
+        return self.plan.corpus.documents[:limit]
+
+    def _ids(self, document: TokenizedDocument, start: int, stop: int) -> torch.Tensor:
+        device = next(self.model.parameters()).device
+        return torch.from_numpy(document.input_ids[start:stop].copy())[None].to(device)
+
+    def _attention_settings(self, lengths: tuple[int, ...]) -> AttentionSettings:
+        entropy = self.sweep.probes.entropy
+        assert entropy is not None
+        queries: Any = entropy.queries
+        if queries != "all":
+            queries = tuple(int(p) for p in sample_positions(lengths, queries, self.sweep.seed))
+        return AttentionSettings(
+            queries=queries, local_window=entropy.local_window, seed=self.sweep.seed
+        )
+
+    def documents(self, passes: list[Pass]) -> dict[str, Measured]:
+        """Perplexity and entropy passes of the same tables and lengths, in one forward each.
+
+        Args:
+            passes: One, or two that differ in nothing but the probe.
+
+        Returns:
+            Probe to its rows.
+        """
+        probes = {p.probe for p in passes}
+        lengths, stop = passes[0].context_lengths, passes[0].longest
+        attention = None
+        settings = None
+        if "entropy" in probes:
+            attention = AttentionAccumulator(self._edges, stop)
+            settings = self._attention_settings(lengths)
+        parts = []
+        with_attention = {d.name for d in self._documents("entropy")} if settings else set()
+        used = self._documents("perplexity" if "perplexity" in probes else "entropy")
+        for document in used:
+            wanted = settings if document.name in with_attention else None
+            result = measure(
+                self.model,
+                self._ids(document, 0, stop),
+                nll="perplexity" in probes,
+                attention=wanted,
+            )
+            if result.nll is not None:
+                parts.append(full_rows(document, result.nll, self._edges, stop))
+            if attention is not None and result.attention is not None:
+                found = result.attention
+                attention.add(found.positions, found.layer_types, found.values)
+            self.advance(stop)
+        measured = {}
+        if parts:
+            rows = pd.concat(parts, ignore_index=True)
+            measured["perplexity"] = Measured(rows=rows, tokens=stop * len(used))
+        if attention is not None:
+            rows = attention.rows()
+            measured["entropy"] = Measured(rows=rows, tokens=stop * len(with_attention))
+        return measured
+
+    def sliding(self, one: Pass) -> Measured:
+        """Strided windows over each document; tokens weighted alike, each scored once."""
+        perplexity = self.sweep.probes.perplexity
+        assert perplexity is not None
+        assert perplexity.stride is not None
+        n = one.longest
+        parts, tokens = [], 0
+        for document in self._documents("perplexity"):
+            size = len(document.input_ids)
+            for start, stop, first in sliding_windows(size, n, min(perplexity.stride, n)):
+                nll = token_nll(self.model, self._ids(document, start, stop))
+                indices = np.arange(first, stop, dtype=np.int64)
+                scored = nll[indices - start - 1]
+                parts.append(
+                    nll_rows(document, indices - start, indices, scored, self._edges, n, "sliding")
+                )
+                tokens += stop - start
+                self.advance(stop - start)
+        keys = ["document", "position_start", "position_stop", "protocol"]
+        rows = pd.concat(parts, ignore_index=True)
+        return Measured(rows=rows.groupby(keys, sort=False, as_index=False).sum(), tokens=tokens)
+
+    def passkey(self, one: Pass) -> Measured:
+        """All trials at one length."""
+        spec, task = self.sweep.probes.passkey, self.plan.passkey
+        assert spec is not None
+        assert task is not None
+        prompts: list[PasskeyPrompt] = [
+            task.prompt(one.longest, depth, index, trial)
+            for index, depth in enumerate(depth_values(spec.depths))
+            for trial in range(spec.trials)
+        ]
+        parts = []
+        for rows in passkey_rows(
+            self.model,
+            self.plan.tokenizer,
+            prompts,
+            distractors=spec.distractors,
+            generate=spec.generate,
+        ):
+            parts.append(rows)
+            self.advance(len(rows) * one.longest)
+        table = pd.concat(parts, ignore_index=True)
+        return Measured(rows=table, tokens=len(prompts) * one.longest)
+
+    def run(self, passes: list[Pass]) -> dict[str, Measured]:
+        """Measure passes that share a forward; see `group_passes`."""
+        one = passes[0]
+        if one.probe == "passkey":
+            return {"passkey": self.passkey(one)}
+        perplexity = self.sweep.probes.perplexity
+        if one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding":
+            return {"perplexity": self.sliding(one)}
+        return self.documents(passes)
+
+
+def tokens_of(sweep: Sweep, plan: ModelPlan, one: Pass) -> int:
+    """Tokens that a pass will run, for the time left; perplexity with entropy counts once."""
+    if one.probe == "passkey":
+        assert sweep.probes.passkey is not None
+        return (
+            one.longest
+            * len(depth_values(sweep.probes.passkey.depths))
+            * sweep.probes.passkey.trials
+        )
+    assert plan.corpus is not None
+    documents = plan.corpus.documents
+    if one.probe == "entropy" and sweep.probes.entropy is not None:
+        documents = documents[: sweep.probes.entropy.documents]
+    perplexity = sweep.probes.perplexity
+    if one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding":
+        assert perplexity.stride is not None
+        stride = min(perplexity.stride, one.longest)
+        windows = [sliding_windows(len(d.input_ids), one.longest, stride) for d in documents]
+        return sum(stop - start for each in windows for start, stop, _ in each)
+    return one.longest * len(documents)
+
+
+def group_passes(sweep: Sweep, passes: list[Pass]) -> list[list[Pass]]:
+    """Put a perplexity and an entropy pass together where one forward serves both."""
+    perplexity = sweep.probes.perplexity
+    groups: dict[tuple[Any, ...], list[Pass]] = {}
+    for one in passes:
+        sliding = one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding"
+        own = one.probe if one.probe == "passkey" or sliding else "documents"
+        key = (one.model, own, one.context_lengths, repr(sorted(one.identity["tables"].items())))
+        groups.setdefault(key, []).append(one)
+    return list(groups.values())

@@ -1,0 +1,216 @@
+"""Models and their tokenizers: from a hub, a local folder, a GGUF file or the zoo.
+
+What planning needs (`ModelFacts`) is read from the config and the files' hashes, without weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ModelError
+from harness.spec import ModelSpec
+from harness.zoo import TOKENIZER_FOLDER, zoo_folder
+from patches import PatchError, RopeGeometry, layer_types_of
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model before its weights are loaded.
+
+    Attributes:
+        geometry: Rotary size, base and trained length, one a layer type.
+        trained_length: Tokens; the YAML's if it says one.
+        fingerprint: Commit of the hub's snapshot, or a hash of the folder's files.
+        config: The text model's config as a dict.
+        layer_types: The attention type of each layer, where the config says it.
+    """
+
+    geometry: dict[str | None, RopeGeometry]
+    layer_types: tuple[str, ...] | None
+    trained_length: int
+    fingerprint: str
+    config: dict[str, Any]
+
+
+def _zoo_name(spec: ModelSpec) -> str | None:
+    return spec.path.removeprefix("zoo:") if spec.path.startswith("zoo:") else None
+
+
+def local_folder(spec: ModelSpec) -> Path | None:
+    """The folder of a zoo or local model; None for one on a hub.
+
+    Raises:
+        ModelError: If the path looks like a folder and is none.
+    """
+    name = _zoo_name(spec)
+    if name is not None:
+        return zoo_folder(name)
+    folder = Path(spec.path).expanduser()
+    if folder.is_dir():
+        return folder
+    looks_local = spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1
+    if looks_local or folder.exists():
+        raise ModelError(f"model '{spec.path}': no such folder")
+    return None
+
+
+def _source(spec: ModelSpec) -> str:
+    folder = local_folder(spec)
+    return spec.path if folder is None else str(folder)
+
+
+def _unreachable(spec: ModelSpec, what: str, error: Exception) -> ModelError:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return ModelError(
+        f"model '{spec.path}': {what} cannot be loaded "
+        f"({type(error).__name__}: {first_line[:300]}); give a folder with config.json, weights and tokenizer, zoo:NAME, or a hub id that this "
+        "machine can reach"
+    )
+
+
+@lru_cache(maxsize=64)
+def _file_hash(path: Path, size: int, modified_ns: int) -> str:
+    del size, modified_ns  # only so that a changed file is hashed again
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _folder_fingerprint(folder: Path, gguf_file: str | None) -> str:
+    names = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES or p.name == "config.json"]
+    if gguf_file is not None:
+        names = [folder / gguf_file]
+    if not names:
+        raise ModelError(f"{folder} has neither config.json nor weights; is it a model's folder?")
+    digest = hashlib.sha256()
+    for path in sorted(names):
+        status = path.stat()
+        digest.update(path.name.encode())
+        digest.update(_file_hash(path, status.st_size, status.st_mtime_ns).encode())
+    return "sha256:" + digest.hexdigest()
+
+
+def _read_config(spec: ModelSpec) -> tuple[dict[str, Any], str]:
+    """The config as a dict and the fingerprint of what it belongs to."""
+    folder = local_folder(spec)
+    if folder is not None:
+        if spec.gguf_file is None:
+            path = folder / "config.json"
+            if not path.is_file():
+                raise ModelError(f"model '{spec.path}': no config.json in {folder}")
+            try:
+                config = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ModelError(f"model '{spec.path}': {path} is not JSON ({error})") from None
+            return config, _folder_fingerprint(folder, None)
+        if not (folder / spec.gguf_file).is_file():
+            raise ModelError(f"model '{spec.path}': no file {spec.gguf_file} in {folder}")
+        return _transformers_config(spec), _folder_fingerprint(folder, spec.gguf_file)
+    config = _transformers_config(spec)
+    commit = config.get("_commit_hash") or spec.revision or "main"
+    return config, f"{spec.path}@{commit}" + (f":{spec.gguf_file}" if spec.gguf_file else "")
+
+
+def _transformers_config(spec: ModelSpec) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    extra = {"gguf_file": spec.gguf_file} if spec.gguf_file else {}
+    try:
+        config = AutoConfig.from_pretrained(_source(spec), revision=spec.revision, **extra)
+    except Exception as error:  # transformers and the hub raise OSError, ValueError, HTTP errors...
+        raise _unreachable(spec, "its config", error) from None
+    result: dict[str, Any] = config.to_dict()
+    result["_commit_hash"] = getattr(config, "_commit_hash", None)
+    return result
+
+
+def model_facts(spec: ModelSpec) -> ModelFacts:
+    """Read what planning needs, without the weights.
+
+    Raises:
+        ModelError: If the model is missing, unreachable or has no rotary embedding.
+    """
+    config, fingerprint = _read_config(spec)
+    text = config.get("text_config") or config
+    try:
+        geometry = RopeGeometry.from_config(text)
+    except PatchError as error:
+        raise ModelError(f"model '{spec.path}': {error}") from None
+    if spec.trained_length is not None:
+        geometry = {
+            layer_type: RopeGeometry(
+                rotary_dim=g.rotary_dim, base=g.base, trained_length=spec.trained_length
+            )
+            for layer_type, g in geometry.items()
+        }
+    trained = max(g.trained_length for g in geometry.values())
+    return ModelFacts(
+        geometry=geometry,
+        layer_types=layer_types_of(text),
+        trained_length=trained,
+        fingerprint=fingerprint,
+        config=text,
+    )
+
+
+def load_tokenizer(spec: ModelSpec) -> Any:
+    """The model's tokenizer; the zoo's models share one.
+
+    Raises:
+        ModelError: If there is none.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if _zoo_name(spec) is not None:
+        return PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
+    extra = {"gguf_file": spec.gguf_file} if spec.gguf_file else {}
+    try:
+        return AutoTokenizer.from_pretrained(_source(spec), revision=spec.revision, **extra)
+    except Exception as error:
+        raise _unreachable(spec, "its tokenizer", error) from None
+
+
+def pick_device(wanted: str) -> str:
+    """`auto`: the first CUDA device, else Apple's, else the CPU."""
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def load_model(spec: ModelSpec) -> Any:
+    """Load a causal language model, in evaluation mode, on its device.
+
+    Weights are loaded once per model; methods are patched onto it.
+
+    Raises:
+        ModelError: If it cannot be loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    local_folder(spec)
+    extra: dict[str, Any] = {}
+    if spec.gguf_file:
+        from transformers import GgufConfig
+
+        extra = {"gguf_file": spec.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+    dtype = spec.dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            _source(spec), revision=spec.revision, dtype=dtype, **extra
+        )
+        return model.to(pick_device(spec.device)).eval()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _unreachable(spec, "the model", error) from None

@@ -1,0 +1,109 @@
+"""Attention statistics by layer, head and position bin: means over documents and queries."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from harness.rows import ATTENTION, STATISTICS
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class AttentionAccumulator:
+    """Sums per-query statistics into bins; what it keeps does not grow with the documents."""
+
+    def __init__(self, edges: Ints, context_length: int) -> None:
+        self._edges = edges[edges <= context_length]
+        self._layer_types: tuple[str, ...] = ()
+        # Per statistic: count, mean and sum of squared deviations, each [layers, heads, bins].
+        self._count: dict[str, Floats] = {}
+        self._mean: dict[str, Floats] = {}
+        self._squares: dict[str, Floats] = {}
+        self._queries = np.zeros(len(self._edges) - 1, dtype=np.int64)
+
+    def add(self, positions: Ints, layer_types: tuple[str, ...], values: dict[str, Floats]) -> None:
+        """Take in one document.
+
+        Args:
+            positions: Of the queries, ascending, shape ``(queries,)``.
+            layer_types: One a layer.
+            values: Statistic to array ``(layers, heads, queries)``; NaN where a query has none
+                (normalised entropy with a single visible key).
+        """
+        self._layer_types = layer_types
+        cuts = np.searchsorted(positions, self._edges)
+        for index, (low, high) in enumerate(pairwise(cuts)):
+            if high == low:
+                continue
+            self._queries[index] += high - low
+            for name in STATISTICS:
+                self._merge(name, index, values[name][:, :, low:high])
+
+    def _merge(self, name: str, index: int, block: Floats) -> None:
+        """Chan's parallel update of mean and spread; the one-pass sum of squares cancels."""
+        if name not in self._mean:
+            shape = (*block.shape[:2], len(self._queries))
+            for store in (self._count, self._mean, self._squares):
+                store[name] = np.zeros(shape)
+        # The first query sees one key: it has no normalised entropy, and is not averaged as one.
+        absent = np.isnan(block) if name == "normalized_entropy" else np.zeros(block.shape, bool)
+        count = (~absent).sum(-1).astype(np.float64)
+        present = np.where(absent, 0.0, block)
+        mean = present.sum(-1) / np.maximum(count, 1)
+        squares = (np.where(absent, 0.0, block - mean[..., None]) ** 2).sum(-1)
+        old_count, old_mean = self._count[name][..., index], self._mean[name][..., index]
+        total = np.maximum(old_count + count, 1)
+        delta = mean - old_mean
+        self._squares[name][..., index] += squares + delta**2 * old_count * count / total
+        self._mean[name][..., index] = old_mean + delta * count / total
+        self._count[name][..., index] = old_count + count
+
+    def rows(self) -> pd.DataFrame:
+        """A row per layer, head and bin that has queries; columns as in ``rows.ATTENTION``."""
+        layers, heads, _ = self._mean["entropy_nats"].shape
+        used = np.flatnonzero(self._queries)
+        layer, head, index = (
+            a.ravel() for a in np.meshgrid(np.arange(layers), np.arange(heads), used, indexing="ij")
+        )
+        columns: dict[str, Any] = {
+            "layer": layer,
+            "layer_type": np.array(self._layer_types, dtype=object)[layer],
+            "head": head,
+            "position_start": self._edges[:-1][index],
+            "position_stop": self._edges[1:][index],
+            "queries": self._queries[index],
+        }
+        for name in STATISTICS:
+            count = self._count[name][layer, head, index]
+            mean = self._mean[name][layer, head, index]
+            squares = self._squares[name][layer, head, index]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                columns[name] = np.where(count > 0, mean, np.nan)
+                columns[f"{name}_std"] = np.where(count > 0, np.sqrt(squares / count), np.nan)
+        return pd.DataFrame(columns)[list(ATTENTION)]
+
+
+def sample_positions(
+    context_lengths: tuple[int, ...], queries: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Query positions that give every context length its share.
+
+    Each length gets `queries` positions, one at random in each of as many even strata, so that
+    the last eighth of a short length is not left to chance when one pass serves a long one too.
+
+    Returns:
+        int64, sorted, without repeats.
+    """
+    chosen: set[int] = set()
+    for length in context_lengths:
+        rng = np.random.default_rng([seed, length])
+        number = min(queries, length)
+        edges = np.linspace(0, length, number + 1)
+        chosen |= {int(p) for p in rng.uniform(edges[:-1], edges[1:])}
+    return np.array(sorted(chosen), dtype=np.int64)

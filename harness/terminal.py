@@ -1,0 +1,184 @@
+"""What the command prints: the plan, the outcome, the methods, the zoo."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import RopewalkError
+from harness.spec import ModelSpec, Sweep
+from harness.zoo import ZOO, model_card
+from patches import PATCHES
+
+Tables = dict[str, pd.DataFrame]
+
+
+def _console() -> Console:
+    # Without a terminal rich assumes 80 columns and would fold a wide table.
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _number(value: float, digits: int) -> str:
+    if pd.isna(value):
+        return "-"
+    return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.1e}"
+
+
+def _outcome_table(model: str, rows: pd.DataFrame) -> Table:
+    trained = int(rows["trained_length"].iloc[0])
+    table = Table(
+        title=f"{model} (trained at {trained} tokens)", box=SIMPLE_HEAD, title_justify="left"
+    )
+    table.add_column("method")
+    kinds = [
+        ("tail_perplexity", "tail ppl", 1),
+        ("passkey_accuracy", "passkey", 2),
+    ]
+    entropies = [c for c in rows if c.startswith("entropy_nats_")]
+    kinds += [
+        (c, "H " + c.removeprefix("entropy_nats_").removesuffix("_attention"), 2) for c in entropies
+    ]
+    kinds = [k for k in kinds if k[0] in rows and rows[k[0]].notna().any()]
+    lengths = sorted(rows["context_length"].unique())
+    for _, title, _ in kinds:
+        for n in lengths:
+            table.add_column(f"{title}\n{n}", justify="right", no_wrap=True)
+    for method, own in rows.groupby("method", sort=False):
+        by_length = own.set_index("context_length")
+        cells = [
+            _number(by_length[column].get(n, float("nan")), digits)
+            for column, _, digits in kinds
+            for n in lengths
+        ]
+        table.add_row(str(method), *cells)
+    return table
+
+
+def print_outcome(folder: Path, tables: Tables) -> int:
+    """A compact table per model, what failed, and where everything lies.
+
+    Returns:
+        0, or 1 if a pass failed.
+    """
+    console = _console()
+    for model, rows in tables["summary"].groupby("model", sort=False):
+        console.print(_outcome_table(str(model), rows))
+    failed = tables["passes"].query("status not in ('done', 'skipped')")
+    for row in failed.itertuples():
+        console.print(
+            f"{row.status}: {row.model} {row.method} {row.probe} at {row.context_lengths}: "
+            f"{row.error}",
+            markup=False,
+            highlight=False,
+        )
+    missing = int((tables["passes"]["status"] == "skipped").sum())
+    if missing:
+        console.print(f"{missing} passes have not been measured; `ropewalk run` goes on")
+    for what in ("summary.md", "tables", "figures"):
+        console.print(f"{what:<10} {folder / what}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if len(failed) else 0
+
+
+def _forwards(sweep: Sweep, num_lengths: int) -> int:
+    """Passes of one model at most (equal tables are shared, which needs the model's config)."""
+    total = 0
+    for probe in sweep.probes.enabled:
+        for method in sweep.methods:
+            static = probe != "passkey" and not method.patch.depends_on_length
+            total += 1 if static else num_lengths
+    return total
+
+
+def _plan_row(sweep: Sweep, spec: ModelSpec, folder: Path, results: Path) -> list[str]:
+    from harness.plan import Plan, make_plan
+    from harness.store import Store
+
+    one = sweep.model_copy(update={"models": [spec]})
+    try:
+        plan: Plan = make_plan(one, folder)
+    except RopewalkError as error:
+        known = sweep.lengths_for(spec.trained_length) if spec.trained_length else ()
+        count = f"at most {_forwards(sweep, len(known) or len(sweep.context_lengths))}"
+        lengths = ", ".join(map(str, known or sweep.context_lengths))
+        trained = str(spec.trained_length or "?")
+        return [spec.label, trained, lengths, count, "?", str(error)]
+    store = Store(results)
+    done = sum(store.is_done(p.pass_id) for p in plan.passes)
+    model = plan.models[spec.label]
+    return [
+        spec.label,
+        str(model.facts.trained_length),
+        ", ".join(map(str, model.lengths)),
+        str(len(plan.passes)),
+        str(done),
+        "",
+    ]
+
+
+def print_plan(sweep: Sweep, folder: Path, results: Path) -> None:
+    """Models with their lengths and passes, methods and probes; nothing is loaded or written."""
+    console = _console()
+    methods = ", ".join(m.name for m in sweep.methods)
+    console.print(f"sweep    {sweep.name} (seed {sweep.seed})", highlight=False)
+    console.print(f"methods  {methods}", highlight=False, markup=False)
+    console.print(f"probes   {', '.join(sweep.probes.enabled)}", highlight=False)
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("model", "trained", "context lengths", "passes", "done"):
+        table.add_column(title)
+    notes = []
+    for spec in sweep.models:
+        *cells, note = _plan_row(sweep, spec, folder, results)
+        table.add_row(*cells)
+        if note:
+            notes.append(note)
+    console.print(table)
+    for note in notes:
+        console.print(f"not reachable now: {note}", markup=False, highlight=False)
+
+
+def _fields(patch: type[Any]) -> str:
+    parts = []
+    for field in dataclasses.fields(patch):
+        if field.name == "layers":
+            continue
+        required = field.default is dataclasses.MISSING
+        parts.append(field.name if required else f"{field.name}={field.default}")
+    return ", ".join(parts)
+
+
+def print_methods() -> None:
+    """Every method with its fields (a field without a value must be given) and its purpose."""
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("kind", "fields", "what it does"):
+        table.add_column(title)
+    for kind, patch in PATCHES.items():
+        summary = (patch.__doc__ or "").strip().splitlines()[0]
+        table.add_row(kind, _fields(patch), summary)
+    _console().print(table)
+    print("every method also takes `layers: [...]` (layer types) and `name:`")
+
+
+def print_zoo() -> None:
+    """The shipped models with their training cards."""
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("path", "what", "parameters", "trained", "loss", "passkey", "steps"):
+        table.add_column(title)
+    for name, what in ZOO.items():
+        card = model_card(name)
+        table.add_row(
+            f"zoo:{name}",
+            what,
+            f"{card['parameters'] / 1e6:.1f} M",
+            str(card["trained_length"]),
+            f"{card['text_loss_nats']:.2f} nats",
+            f"{card['passkey_accuracy']:.2f}",
+            str(card["steps"]),
+        )
+    _console().print(table)
