@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from harness.bins import TAIL_EIGHTHS
 from harness.errors import DataError
 from harness.statistics import bootstrap_perplexity, perplexity, wilson_interval
 from harness.summary_text import summary_markdown
@@ -95,7 +96,7 @@ def last_eighth(table: pd.DataFrame) -> pd.Series[bool]:
     Returns:
         True where ``position_start >= context_length * 7 // 8``.
     """
-    return table["position_start"] >= table["context_length"] * 7 // 8
+    return table["position_start"] >= table["context_length"] * TAIL_EIGHTHS // 8
 
 
 def query_weighted(attention: pd.DataFrame, keys: list[str], column: str) -> pd.Series[float]:
@@ -219,9 +220,10 @@ def _costs(passes: pd.DataFrame) -> pd.DataFrame:
     served = _pass_lengths(passes[passes["status"] == "done"])
     served = served.drop_duplicates([*_CELL, "probe", "pass_id"])
     served["seconds"] = served["seconds"].astype(float) * served["_share"]
+    served["peak_memory_bytes"] = served["peak_memory_bytes"].astype(float)
     groups = served.groupby(_CELL, sort=False)
     costs = groups["seconds"].sum(min_count=1).to_frame()
-    costs["peak_memory_bytes"] = groups["peak_memory_bytes"].max().astype(float)
+    costs["peak_memory_bytes"] = groups["peak_memory_bytes"].max()
     return costs.reset_index()
 
 

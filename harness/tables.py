@@ -19,35 +19,6 @@ import pandas as pd
 
 from harness.errors import DataError
 
-IDENTITY_COLUMNS = (
-    *("model", "method", "kind", "layers", "factor", "base"),
-    *("trained_length", "context_length", "seed", "pass_id"),
-)
-PERPLEXITY_COLUMNS = (
-    *IDENTITY_COLUMNS,
-    *("document", "position_start", "position_stop", "tokens", "bytes", "nll_nats", "protocol"),
-)
-ATTENTION_VALUES = (
-    *("entropy_nats", "normalized_entropy", "effective_tokens", "sink_mass", "self_mass"),
-    *("previous_mass", "local_mass", "mean_distance_tokens", "max_logit"),
-)
-ATTENTION_COLUMNS = (
-    *IDENTITY_COLUMNS,
-    *("layer", "layer_type", "head", "position_start", "position_stop", "queries"),
-    *ATTENTION_VALUES,
-    *(f"{name}_std" for name in ATTENTION_VALUES),
-)
-PASSKEY_COLUMNS = (
-    *IDENTITY_COLUMNS,
-    *("depth", "trial", "distractors", "answer", "predicted", "correct"),
-    *("answer_nll_nats", "prompt_tokens"),
-)
-PASSES_COLUMNS = (
-    *("pass_id", "model", "method", "kind", "layers", "layers_changed", "factor", "base"),
-    *("trained_length", "probe", "context_lengths", "status", "seconds", "tokens"),
-    *("tokens_per_second", "peak_memory_bytes", "device", "dtype", "attention_backend"),
-    *("error", "data_hash", "python_version"),
-)
 TABLE_NAMES = ("perplexity", "attention", "passkey", "passes", "summary")
 
 # Read as text whatever they look like: the answer "01234" is no number.
@@ -56,7 +27,7 @@ TEXT_COLUMNS = frozenset(
         *("model", "method", "kind", "layers", "layers_changed", "pass_id", "document"),
         *("protocol", "layer_type", "answer", "predicted", "probe", "context_lengths"),
         *("status", "device", "dtype", "attention_backend", "error", "data_hash"),
-        *("python_version", "revision"),
+        *("python_version", "model_fingerprint"),
     }
 )
 

@@ -10,13 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from harness.tables import (
-    ATTENTION_COLUMNS,
-    ATTENTION_VALUES,
-    PASSES_COLUMNS,
-    PASSKEY_COLUMNS,
-    PERPLEXITY_COLUMNS,
-)
+from harness.rows import ATTENTION, IDENTITY, PASSES, PASSKEY, PERPLEXITY, STATISTICS
 
 METHODS = (("none", "none"), ("linear", "linear"), ("ntk", "ntk"), ("yarn", "yarn"))
 MANY_METHODS = (
@@ -72,12 +66,12 @@ def make_tables(spec: Synthetic | None = None) -> dict[str, pd.DataFrame]:
                     if not missing:
                         table += _ROWS[probe](spec, identity, random)
     columns = {
-        "perplexity": PERPLEXITY_COLUMNS,
-        "attention": ATTENTION_COLUMNS,
-        "passkey": PASSKEY_COLUMNS,
+        "perplexity": [*IDENTITY, *PERPLEXITY],
+        "attention": [*IDENTITY, *ATTENTION],
+        "passkey": [*IDENTITY, *PASSKEY],
     }
-    tables = {name: pd.DataFrame(rows[name], columns=list(columns[name])) for name in rows}
-    tables["passes"] = pd.DataFrame(passes, columns=list(PASSES_COLUMNS))
+    tables = {name: pd.DataFrame(rows[name], columns=columns[name]) for name in rows}
+    tables["passes"] = pd.DataFrame(passes, columns=list(PASSES))
     return tables
 
 
@@ -159,7 +153,7 @@ def _attention_rows(
                 octaves = max(0.0, math.log2(position / spec.trained_length))
                 drift = 0.0 if sliding or flat else 0.04 * octaves * (1 if head % 2 else -0.5)
                 ratio = min(0.98, share + drift + 0.01 * random.standard_normal())
-                values = dict.fromkeys(ATTENTION_VALUES, 0.1) | {
+                values = dict.fromkeys(STATISTICS, 0.1) | {
                     "entropy_nats": ratio * visible,
                     "normalized_entropy": ratio,
                     "effective_tokens": math.exp(ratio * visible),
@@ -175,7 +169,7 @@ def _attention_rows(
                         "queries": (stop - start) * len(spec.documents),
                     }
                     | values
-                    | {f"{name}_std": 0.05 for name in ATTENTION_VALUES}
+                    | {f"{name}_std": 0.05 for name in STATISTICS}
                 )
     return rows
 
@@ -218,7 +212,7 @@ _ROWS = {
 def _pass(
     identity: dict[str, object], probe: str, length: int, *, failed: bool
 ) -> dict[str, object]:
-    shared = {name: value for name, value in identity.items() if name in PASSES_COLUMNS}
+    shared = {name: value for name, value in identity.items() if name in PASSES}
     return shared | {
         "layers_changed": "0,1,2,3",
         "probe": "entropy" if probe == "attention" else probe,
@@ -233,5 +227,6 @@ def _pass(
         "attention_backend": "sdpa",
         "error": "out of memory" if failed else "",
         "data_hash": "0" * 64,
+        "model_fingerprint": "1" * 64,
         "python_version": "3.13.0",
     }

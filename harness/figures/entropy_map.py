@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from harness.figures.heatmaps import color_bar, draw_map, map_grid, write_numbers
+from harness.figures.heatmaps import Look, color_bar, draw_map, map_grid, write_numbers
 from harness.figures.layout import PanelSize, format_length
 from harness.figures.lines import methods_of
 from harness.figures.style import Styles, file_names
@@ -68,7 +69,7 @@ def reference_cell(rows: pd.DataFrame) -> tuple[str, int]:
     )
 
 
-def entropy_changes(rows: pd.DataFrame, methods: list[str]) -> dict[str, np.ndarray]:
+def entropy_changes(rows: pd.DataFrame, methods: list[str]) -> dict[str, npt.NDArray[np.float64]]:
     """Entropy at the longest length less that of the reference cell, in nats.
 
     Args:
@@ -84,7 +85,7 @@ def entropy_changes(rows: pd.DataFrame, methods: list[str]) -> dict[str, np.ndar
     layers = sorted(set(rows["layer"]))
     longest = int(rows["context_length"].max())
 
-    def matrix(method: str, length: int) -> np.ndarray:
+    def matrix(method: str, length: int) -> npt.NDArray[np.float64]:
         index = pd.MultiIndex.from_product([[method], [length], layers], names=keys[:3])
         return means.reindex(index).to_numpy(dtype=float)
 
@@ -98,7 +99,7 @@ def _model(model: str, rows: pd.DataFrame, methods: list[str]) -> Figure:
     layers, heads = next(iter(changes.values())).shape
     finite = [abs(change[np.isfinite(change)]).max(initial=0.0) for change in changes.values()]
     limit = max(*finite, 0.01)
-    look = {"colors": mpl.colormaps[_COLORS], "scale": Normalize(-limit, limit)}
+    look = Look(colors=mpl.colormaps[_COLORS], scale=Normalize(-limit, limit))
     cell = 0.3 if max(layers, heads) <= _MAX_NUMBERED else 0.1
     size = PanelSize(
         width=max(1.2, cell * heads),
@@ -112,13 +113,14 @@ def _model(model: str, rows: pd.DataFrame, methods: list[str]) -> Figure:
     method, length = reference_cell(rows)
     heading = f"{model}: entropy at {longest} less that of {method} at {format_length(length)}"
     figure, panels = map_grid(methods, size, heading=heading, columns=4 if size.width < 2 else 3)
-    for number, (axes, change) in enumerate(zip(panels, changes.values(), strict=True)):
-        draw_map(axes, change, **look)
+    for axes, change in zip(panels, changes.values(), strict=True):
+        draw_map(axes, change, look)
         if max(layers, heads) <= _MAX_NUMBERED:
-            texts = [[f"{value:+.1f}" for value in line] for line in change]
-            write_numbers(axes, texts, change, points=6, **look)
+            texts = [[_signed(value) for value in line] for line in change]
+            write_numbers(axes, texts, change, look)
         _ticks(axes, rows, layers, heads)
-    color_bar(figure, label="change of attention entropy (nats)", **look)
+    holes = any(np.isnan(change).any() for change in changes.values())
+    color_bar(figure, look, label="change of attention entropy (nats)", has_holes=holes)
     return figure
 
 
@@ -132,6 +134,13 @@ def _ticks(axes: Axes, rows: pd.DataFrame, layers: int, heads: int) -> None:
     ]
     step, head_step = max(1, -(-layers // 16)), max(1, -(-heads // 8))
     axes.set_yticks(np.arange(0, layers, step) + 0.5, names[::step], fontsize=6.5)
-    axes.set_xticks(np.arange(0, heads, head_step) + 0.5, range(0, heads, head_step), fontsize=6.5)
+    names_of_heads = [str(head) for head in range(0, heads, head_step)]
+    axes.set_xticks(np.arange(0, heads, head_step) + 0.5, names_of_heads, fontsize=6.5)
     axes.set_xlabel("head", fontsize=7, labelpad=1)
     axes.set_ylabel("layer", fontsize=7, labelpad=2)
+
+
+def _signed(value: float) -> str:
+    """One decimal with its sign; no sign where that is nought."""
+    rounded = round(value, 1)
+    return f"{rounded:+.1f}".replace("-", "\N{MINUS SIGN}") if rounded else "0"

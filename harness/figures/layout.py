@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,45 +28,45 @@ class PanelSize:
     left: float = 0.55
     right: float = 0.15
     top: float = 0.35
-    bottom: float = 0.5
+    bottom: float = 0.58
 
 
 def panel_grid(
-    rows: int, columns: int, size: PanelSize, *, header: float = 0.0, footer: float = 0.0
-) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of equal panels.
+    count: int, columns: int, size: PanelSize, *, header: float = 0.0, footer: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure with equal panels, row by row.
 
     Args:
-        rows: Number of rows of panels.
-        columns: Number of columns.
+        count: Number of panels.
+        columns: Panels in a row at most.
         size: Size of the axes and the room around them.
         header: Room above all panels, in inches.
         footer: Room below all panels, in inches.
 
     Returns:
-        The figure, bound to no window and no global state, and its axes by row.
+        The figure, bound to no window and no global state, and its axes.
     """
+    columns = min(columns, count)
+    rows = -(-count // columns)
     cell_width = size.left + size.width + size.right
     cell_height = size.top + size.height + size.bottom
     width, height = columns * cell_width, rows * cell_height + header + footer
     figure = Figure(figsize=(width, height))
     axes = []
-    for row in range(rows):
+    for index in range(count):
+        row, column = divmod(index, columns)
+        left = column * cell_width + size.left
         bottom = footer + (rows - 1 - row) * cell_height + size.bottom
-        axes.append(
-            [
-                figure.add_axes(
-                    (
-                        (column * cell_width + size.left) / width,
-                        bottom / height,
-                        size.width / width,
-                        size.height / height,
-                    )
-                )
-                for column in range(columns)
-            ]
-        )
+        box = (left / width, bottom / height, size.width / width, size.height / height)
+        axes.append(figure.add_axes(box, label=f"panel {index}"))
     return figure, axes
+
+
+def axes_inches(axes: Axes) -> tuple[float, float]:
+    """Width and height of a panel in inches."""
+    box, figure = axes.get_position(), axes.figure
+    assert isinstance(figure, Figure), "panels are not put into sub-figures"
+    return box.width * figure.get_figwidth(), box.height * figure.get_figheight()
 
 
 def text_inches(text: str, points: float = LABEL_POINTS) -> float:
@@ -74,9 +74,22 @@ def text_inches(text: str, points: float = LABEL_POINTS) -> float:
     return float(TextPath((0, 0), text.replace("$", "S"), size=points).get_extents().width) / 72
 
 
-def label_room(names: Sequence[str]) -> float:
+def end_label(method: str, *, has_line: bool) -> str:
+    """What stands beside a panel for a method: its name, and whether its line is missing."""
+    return method if has_line else f"{method}: no data"
+
+
+def label_room(labels: Iterable[str]) -> float:
     """Room to the right of a panel that ``end_labels`` needs, in inches."""
-    return _LABEL_INDENT_INCHES + max((text_inches(name) for name in names), default=0.0) + 0.08
+    return _LABEL_INDENT_INCHES + max(map(text_inches, labels), default=0.0) + 0.1
+
+
+def format_multiple(tokens: float, trained_length: int) -> str:
+    """A length in trained lengths: 16x, 1.5x, 1/4x."""
+    ratio = tokens / trained_length
+    if ratio < 1 and (trained_length / tokens).is_integer():
+        return f"1/{trained_length // round(tokens)}x"
+    return f"{ratio:.3g}x"
 
 
 def format_length(tokens: float) -> str:
@@ -105,13 +118,13 @@ def length_axis(
     """
     axes.set_xscale("log", base=2)
     axes.set_xlim(limits)
-    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()  # type: ignore[union-attr]
-    per_octave = inches / np.log2(limits[1] / limits[0])
+    per_octave = axes_inches(axes)[0] / np.log2(limits[1] / limits[0])
     labels: list[str] = []
     last = np.inf
     for tick in sorted(set(ticks), reverse=True):
         room = (last - np.log2(tick)) * per_octave
-        labels.append("" if room < 0.3 else f"{format_length(tick)}\n{tick / trained_length:.3g}x")
+        text = f"{format_length(tick)}\n{format_multiple(tick, trained_length)}"
+        labels.append("" if room < 0.3 else text)
         last = last if room < 0.3 else np.log2(tick)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(ticks))))
     axes.xaxis.set_major_formatter(FixedFormatter(labels[::-1]))
@@ -199,10 +212,7 @@ def end_labels(
         ends: Method and the last point of its line in data coordinates, or None.
         styles: Looks of the methods.
     """
-    figure = axes.get_figure(root=True)
-    box = axes.get_position()
-    width = box.width * figure.get_figwidth()  # type: ignore[union-attr]
-    height = box.height * figure.get_figheight()  # type: ignore[union-attr]
+    width, height = axes_inches(axes)
     to_axes = axes.transData + axes.transAxes.inverted()
     points = [None if end is None else to_axes.transform(end) for _, end in ends]
     wanted = [-0.05 if point is None else float(np.clip(point[1], 0, 1)) for point in points]
@@ -211,15 +221,25 @@ def end_labels(
     places = spread(wanted, gap=gap, low=-min(overflow, 0.1), high=1 + min(overflow, 0.1))
     for (method, _), point, place in zip(ends, points, places, strict=True):
         style = styles[method]
-        shared = {"transform": axes.transAxes, "clip_on": False, "color": style.color}
         mark = 1 + 0.2 / width
+        xs, ys = [mark], [place]
         if point is not None:
-            start = (float(point[0]), float(np.clip(point[1], 0, 1)))
-            axes.plot([start[0], mark], [start[1], place], lw=0.4, gid="leader", **shared)
-        axes.plot([mark], [place], marker=style.marker, gid="leader", **shared)
+            xs, ys = [float(point[0]), mark], [float(np.clip(point[1], 0, 1)), place]
+        axes.plot(
+            *(xs, ys),
+            transform=axes.transAxes,
+            clip_on=False,
+            color=style.color,
+            lw=0.4,
+            ls="-" if xs[0] > 0.9 else ":",
+            markersize=style.marker_points,
+            marker=style.marker,
+            markevery=[-1],
+            label="_leader",
+        )
         axes.text(
             *(1 + _LABEL_INDENT_INCHES / width, place),
-            method if point is not None else f"{method}: no data",
+            end_label(method, has_line=point is not None),
             transform=axes.transAxes,
             ha="left",
             va="center",

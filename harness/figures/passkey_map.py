@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from harness.figures.heatmaps import color_bar, draw_map, map_grid, write_numbers
+from harness.figures.heatmaps import Look, color_bar, draw_map, map_grid, write_numbers
 from harness.figures.layout import PanelSize, format_length
 from harness.figures.lines import methods_of
 from harness.figures.style import Styles, file_names
@@ -60,7 +60,7 @@ def _model(model: str, rows: pd.DataFrame, styles: Styles) -> Figure:
     methods = methods_of(rows, styles)
     grids = {method: accuracies(rows, method) for method in methods}
     depths, lengths = next(iter(grids.values())).shape
-    look = {"colors": mpl.colormaps[_COLORS], "scale": Normalize(0, 1)}
+    look = Look(colors=mpl.colormaps[_COLORS], scale=Normalize(0, 1))
     size = PanelSize(
         width=max(1.2, 0.28 * lengths),
         height=max(0.7, 0.2 * depths),
@@ -74,15 +74,16 @@ def _model(model: str, rows: pd.DataFrame, styles: Styles) -> Figure:
     figure, panels = map_grid(methods, size, heading=heading, columns=4 if size.width < 2 else 3)
     for axes, grid in zip(panels, grids.values(), strict=True):
         values = grid.to_numpy(dtype=float)
-        draw_map(axes, values, **look)
+        draw_map(axes, values, look)
         texts = [[_short(value) for value in line] for line in values]
-        write_numbers(axes, texts, values, points=6, **look)
-        names = [format_length(length) for length in grid.columns]
+        write_numbers(axes, texts, values, look)
+        names = [format_length(int(str(length))) for length in grid.columns]
         axes.set_xticks(np.arange(lengths) + 0.5, names, fontsize=6.5)
         axes.set_yticks(np.arange(depths) + 0.5, [f"{d:.0%}" for d in grid.index], fontsize=6.5)
         axes.set_xlabel("context length (tokens)", fontsize=7, labelpad=1)
         axes.set_ylabel("depth", fontsize=7, labelpad=2)
-    color_bar(figure, label="share of trials answered correctly", **look)
+    holes = any(grid.isna().any(axis=None) for grid in grids.values())
+    color_bar(figure, look, label="share of trials answered correctly", has_holes=holes)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Perplexity against length: the whole window above, its last eighth below."""
+"""Perplexity against length: the whole window, and its last eighth beside it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from matplotlib.figure import Figure
 
 from harness.figures.layout import (
     PanelSize,
+    end_label,
     end_labels,
     label_room,
     length_axis,
     log_value_axis,
     panel_grid,
 )
+from harness.figures.lines import has_line
 from harness.figures.style import MethodStyle, Styles
 from harness.summary import summarize
 
-_ROWS = {"perplexity": "perplexity", "tail_perplexity": "perplexity of the last eighth"}
+_COLUMNS = (("perplexity", "whole window"), ("tail_perplexity", "last eighth"))
 
 
 def draw(tables: Mapping[str, pd.DataFrame], styles: Styles) -> dict[str, Figure]:
-    """Draw perplexity against context length, a column of panels per model.
+    """Draw perplexity against context length, a row of panels per model.
 
     Args:
         tables: ``perplexity``, and ``summary`` if it has been computed.
@@ -39,19 +41,17 @@ def draw(tables: Mapping[str, pd.DataFrame], styles: Styles) -> dict[str, Figure
     if summary is None or "perplexity" not in summary:
         summary = summarize(tables)
     models = list(dict.fromkeys(summary["model"]))
-    names = list(dict.fromkeys(summary["method"]))
-    size = PanelSize(
-        width=2.5, height=2.1, right=label_room([f"{name}: no data" for name in names])
-    )
-    figure, panels = panel_grid(len(_ROWS), len(models), size)
-    for column, model in enumerate(models):
-        rows = summary[summary["model"] == model]
-        for row, (value, label) in enumerate(_ROWS.items()):
-            axes = panels[row][column]
-            _panel(axes, rows, value, styles)
-            axes.set_ylabel(label)
-            axes.set_title(model if row == 0 else "", pad=14, loc="left", fontweight="bold")
-        panels[-1][column].set_xlabel("context length (tokens; multiples of the trained length)")
+    pairs = summary.groupby(["model", "method"], sort=False)["perplexity"]
+    labels = [end_label(str(key[1]), has_line=has_line(values)) for key, values in pairs]
+    size = PanelSize(width=2.4, height=2.0, right=label_room(labels))
+    figure, panels = panel_grid(2 * len(models), 2, size)
+    for index, axes in enumerate(panels):
+        model = models[index // 2]
+        value, name = _COLUMNS[index % 2]
+        _panel(axes, summary[summary["model"] == model], value, styles)
+        axes.set_title(f"{model}, {name}", pad=14, loc="left", fontweight="bold", parse_math=False)
+        axes.set_ylabel("perplexity")
+        axes.set_xlabel("context length (tokens, trained lengths)")
     return {"perplexity": figure}
 
 
@@ -64,7 +64,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, value: str, styles: Styles) -> None:
     for method in dict.fromkeys(rows["method"]):
         line = rows[rows["method"] == method].set_index("context_length").reindex(lengths)
         infinite += [(n, styles[method]) for n in line.index[np.isposinf(line[value])]]
-        ends.append((method, _line(axes, line, value, styles[method])))
+        ends.append((method, _line(axes, line, value, method, styles[method])))
     margin = 1.12
     limits = (min(*lengths, trained_length) / margin, max(*lengths, trained_length) * margin)
     log_value_axis(axes)
@@ -76,13 +76,13 @@ def _panel(axes: Axes, rows: pd.DataFrame, value: str, styles: Styles) -> None:
             mfc="white",
             mec=style.color,
             clip_on=False,
-            gid="infinite",
+            label="_infinite",
         )
     end_labels(axes, ends, styles)
 
 
 def _line(
-    axes: Axes, line: pd.DataFrame, value: str, style: MethodStyle
+    axes: Axes, line: pd.DataFrame, value: str, method: str, style: MethodStyle
 ) -> tuple[float, float] | None:
     """Draw one method, holes as gaps, and return the last point drawn."""
     lengths = line.index.to_numpy(dtype=float)
@@ -92,8 +92,9 @@ def _line(
         *(lengths, finite),
         color=style.color,
         marker=style.marker,
+        markersize=style.marker_points,
         ls=style.dashes,
-        gid="method",
+        label=method,
         zorder=3,
     )
     if value == "perplexity":

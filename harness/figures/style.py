@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import hsv_to_rgb, to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from harness.tables import atomic_write
@@ -31,10 +33,10 @@ KIND_COLORS = {
     "ntk_by_parts": "#009e73",
     "yarn": "#d55e00",
     "llama3": "#cc79a7",
-    "theta": "#b3a100",
+    "theta": "#6a3d9a",
 }
 # For kinds without a colour of their own and for further variants of one kind.
-SPARE_COLORS = ("#6a3d9a", "#8c510a", "#17becf", "#e31a72", "#4d9221", "#1f3a8a", "#a6761d")
+SPARE_COLORS = ("#b3a100", "#8c510a", "#17becf", "#e31a72", "#4d9221", "#1f3a8a", "#a6761d")
 SHADES = (-0.45, 0.45, -0.25)  # towards black, towards white
 
 KIND_MARKERS = {
@@ -49,14 +51,15 @@ KIND_MARKERS = {
     "theta": "p",
 }
 SPARE_MARKERS = ("<", ">", "h", "d", "8", "H", "$+$", "$x$", "$o$", "$=$", "$z$", "$u$")
+MARKER_POINTS = {"*": 6.5, "P": 5.0, "X": 5.0, "p": 5.0, "h": 4.8, "H": 4.8}
 DASHES = ("solid", (0, (5, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 
 # CIE L*a*b* distance below which two lines could be mistaken for each other.
-MIN_COLOR_DISTANCE = 20.0
+MIN_COLOR_DISTANCE = 24.0
 # CIE L* above which a line is too pale on white paper.
 MAX_LIGHTNESS = 78.0
 
-_RC: dict[str, object] = {
+_RC: dict[Any, object] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 8,
@@ -86,12 +89,14 @@ class MethodStyle:
     Attributes:
         color: Hexadecimal, ``#rrggbb``.
         marker: A matplotlib marker.
+        marker_points: Its size in points; stars need more to look as large.
         dashes: A matplotlib line style.
         kind: The kind of method, as in YAML.
     """
 
     color: str
     marker: str
+    marker_points: float
     dashes: DashPattern
     kind: str
 
@@ -122,6 +127,7 @@ def method_styles(tables: Mapping[str, pd.DataFrame]) -> dict[str, MethodStyle]:
         styles[method] = MethodStyle(
             color=colors[method],
             marker=markers[method],
+            marker_points=MARKER_POINTS.get(markers[method], 4.0),
             dashes=DASHES[variant % len(DASHES)],
             kind=kind,
         )
@@ -145,13 +151,10 @@ def _colors(kinds: Mapping[str, str]) -> dict[str, str]:
             continue
         base = KIND_COLORS.get(kind)
         shades = [_shade(base, amount) for amount in SHADES] if base else []
-        circle = [
-            to_hex(_from_hue(step * 0.618 % 1, 0.45 + 0.3 * (step % 2))) for step in range(64)
-        ]
         taken = list(colors.values())
         distances = {
             color: min((color_distance(color, other) for other in taken), default=np.inf)
-            for color in (*shades, *SPARE_COLORS, *circle)
+            for color in (*shades, *SPARE_COLORS, *_color_circle())
             if _lab(color)[0] <= MAX_LIGHTNESS
         }
         far = [color for color, distance in distances.items() if distance >= MIN_COLOR_DISTANCE]
@@ -176,7 +179,7 @@ def color_distance(first: str, second: str) -> float:
     return float(np.linalg.norm(_lab(first) - _lab(second)))
 
 
-def _lab(color: str) -> np.ndarray:
+def _lab(color: str) -> npt.NDArray[np.float64]:
     """sRGB to CIE L*a*b* under D65."""
     rgb = np.array(to_rgb(color))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -191,12 +194,14 @@ def _lab(color: str) -> np.ndarray:
 def _shade(color: str, amount: float) -> str:
     """Mix with black (negative amount) or with white (positive)."""
     target = 0.0 if amount < 0 else 1.0
-    return to_hex([c + (target - c) * abs(amount) for c in to_rgb(color)])
+    red, green, blue = (part + (target - part) * abs(amount) for part in to_rgb(color))
+    return to_hex((red, green, blue))
 
 
-def _from_hue(hue: float, value: float) -> Sequence[float]:
-    """A saturated colour of this hue."""
-    return tuple(mpl.colors.hsv_to_rgb((hue, 0.85, value)))
+def _color_circle() -> list[str]:
+    """Sixty-four saturated hues, light and dark by turns."""
+    steps = [(step * 0.618 % 1, 0.85, 0.45 + 0.3 * (step % 2)) for step in range(64)]
+    return [to_hex(tuple(hsv_to_rgb(step))) for step in steps]
 
 
 @contextmanager
@@ -229,7 +234,7 @@ def save(figure: Figure, directory: Path, name: str) -> list[Path]:
         atomic_write(
             path,
             lambda stream, kind=kind, metadata=metadata: figure.savefig(  # type: ignore[misc]
-                stream, format=kind, metadata=metadata, dpi=200
+                stream, format=kind, metadata=metadata, bbox_inches="tight", pad_inches=0.04
             ),
         )
         paths.append(path)
