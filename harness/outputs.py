@@ -8,8 +8,8 @@ import pandas as pd
 
 from harness.assemble import assemble_tables, load_cells
 from harness.figures import make_figures
-from harness.store import Store, write_atomic
-from harness.summary import summarize, summary_markdown
+from harness.store import Store
+from harness.summary import summarize, write_summary
 from harness.tables import write_tables
 
 
@@ -25,8 +25,7 @@ def write_outputs(folder: Path) -> dict[str, pd.DataFrame]:
     cells, seed = load_cells(folder)
     tables = assemble_tables(cells, seed, Store(folder))
     write_tables(folder, tables)
-    summary = summarize(tables, seed=seed)
-    write_atomic(folder / "summary.csv", summary.to_csv(index=False))
-    write_atomic(folder / "summary.md", summary_markdown(summary))
+    tables["summary"] = summarize(tables, seed=seed)
+    write_summary(folder, tables["summary"])
     make_figures(tables, folder / "figures")
-    return tables | {"summary": summary}
+    return tables

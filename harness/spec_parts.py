@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from typing import Annotated, Any, Literal
+from unicodedata import category
 
 from pydantic import (
     BaseModel,
@@ -29,6 +30,9 @@ from harness.spec_errors import (
 )
 from patches import PATCHES, PatchError, RopePatch
 
+# Unicode's control characters, halves of characters, and line and paragraph separators.
+_NO_TEXT = {"Cc", "Cs", "Zl", "Zp"}
+
 
 def whole(value: Any) -> Any:
     """Make ``1e6``, a float in YAML, the whole number that is meant."""
@@ -36,15 +40,16 @@ def whole(value: Any) -> Any:
 
 
 def _one_line(value: Any) -> Any:
-    if isinstance(value, str) and value and (not value.isprintable() or value != value.strip()):
+    if isinstance(value, str) and (
+        value != value.strip() or any(category(c) in _NO_TEXT for c in value)
+    ):
         raise problem_error(f"must be one line without spaces around it, not {shown(value)}")
     return value
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
-Label = Annotated[str, Field(min_length=1), BeforeValidator(_one_line)]
+Text = Annotated[str, Field(min_length=1), BeforeValidator(_one_line)]
 
 
 class Part(BaseModel):
@@ -72,7 +77,7 @@ class ModelSpec(Part):
     dtype: Literal["float32", "bfloat16", "float16", "float64", "auto"] = "auto"
     device: Text = "auto"
     trained_length: Annotated[Whole, Field(ge=2)] | None = None
-    name: Label | None = None
+    name: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +105,7 @@ class MethodSpec(Part):
     """
 
     kind: str
-    name: Label
+    name: Text
     patch: InstanceOf[RopePatch]
 
     @model_validator(mode="before")

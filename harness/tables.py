@@ -64,24 +64,29 @@ def read_tables(directory: Path | str) -> dict[str, pd.DataFrame]:
 
 
 def write_tables(directory: Path | str, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write each table as ``NAME.parquet`` and ``NAME.csv``.
+    """Write each table as ``tables/NAME.parquet`` and ``tables/NAME.csv``.
 
     Each file appears whole or not at all: it is written under a temporary name
     beside its place and renamed.
 
     Args:
-        directory: Folder of the files themselves; made if there is none.
-        tables: The tables by name.
+        directory: The results folder of a sweep; made if there is none.
+        tables: The tables by name. A ``summary`` is for people: it goes to
+            ``summary.csv`` in the results folder itself.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    folder = directory / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
+        if name == "summary":
+            write_csv(directory / "summary.csv", table)
+            continue
         frame = _normalized(table)
         atomic_write(
-            directory / f"{name}.parquet",
+            folder / f"{name}.parquet",
             lambda stream, frame=frame: frame.to_parquet(stream, index=False),  # type: ignore[misc]
         )
-        write_csv(directory / f"{name}.csv", frame)
+        write_csv(folder / f"{name}.csv", frame)
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

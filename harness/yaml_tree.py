@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import ReusedAnchorWarning
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -65,7 +67,9 @@ class YamlTree:
             if written.startswith("%YAML") and written.split()[1:2] != ["1.2"]:
                 raise self._fail(number, "only YAML 1.2 is read; remove this line")
         try:
-            node: Node | None = YAML(typ="rt", pure=True).compose(text)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ReusedAnchorWarning)  # it is allowed
+                node: Node | None = YAML(typ="rt", pure=True).compose(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise self._fail(mark.line + 1 if mark else 1, _yaml_problem(error)) from None

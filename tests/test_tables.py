@@ -24,7 +24,7 @@ SMALL = Synthetic(lengths=(256, 512), documents=("a", "b"), layers=2, heads=1, t
 def write_results(directory: Path) -> dict[str, pd.DataFrame]:
     """A results folder as a sweep leaves it; the same content is returned."""
     tables = make_tables(SMALL)
-    write_tables(directory / "tables", tables)
+    write_tables(directory, tables)
     summary = summarize(tables)
     write_summary(directory, summary)
     return tables | {"summary": summary}
@@ -52,12 +52,23 @@ def test_the_tables_folder_will_do(tmp_path: Path) -> None:
     assert set(read_tables(tmp_path / "tables")) == set(tables)
 
 
+def test_everything_read_can_be_written_again(tmp_path: Path) -> None:
+    write_results(tmp_path / "one")
+    found = read_tables(tmp_path / "one")
+    write_tables(tmp_path / "two", found)
+    again = read_tables(tmp_path / "two")
+    assert list(again) == list(found)
+    assert not (tmp_path / "two" / "tables" / "summary.csv").exists()
+    for name, table in found.items():
+        pd.testing.assert_frame_equal(again[name], table, check_exact=True)
+
+
 def test_digits_in_text_stay_text(tmp_path: Path) -> None:
     table = pd.DataFrame(
         {"answer": ["01234", "1e5"], "predicted": ["", "None"], "correct": [False, True]}
     )
     write_tables(tmp_path, {"passkey": table})
-    (tmp_path / "passkey.parquet").unlink()
+    (tmp_path / "tables" / "passkey.parquet").unlink()
     found = read_tables(tmp_path)["passkey"]
     assert list(found["answer"]) == ["01234", "1e5"]
     assert list(found["predicted"]) == ["", "None"]
@@ -68,7 +79,7 @@ def test_missing_text_is_empty_in_both_formats(tmp_path: Path) -> None:
     table = pd.DataFrame({"error": [None, np.nan], "layers_changed": [(0, 2), "all"]})
     write_tables(tmp_path, {"passes": table})
     parquet = read_tables(tmp_path)["passes"]
-    (tmp_path / "passes.parquet").unlink()
+    (tmp_path / "tables" / "passes.parquet").unlink()
     pd.testing.assert_frame_equal(read_tables(tmp_path)["passes"], parquet)
     assert list(parquet["error"]) == ["", ""]
     assert list(parquet["layers_changed"]) == ["0,2", "all"]
@@ -86,7 +97,7 @@ def test_csv_loses_neither_digit_nor_letter(
 ) -> None:
     table = pd.DataFrame({"predicted": [text] * len(numbers), "nll_nats": numbers})
     write_tables(tmp_path, {"passkey": table})
-    (tmp_path / "passkey.parquet").unlink()
+    (tmp_path / "tables" / "passkey.parquet").unlink()
     found = read_tables(tmp_path)["passkey"]
     pd.testing.assert_frame_equal(found, table.astype({"predicted": "str"}), check_exact=True)
 
@@ -94,7 +105,7 @@ def test_csv_loses_neither_digit_nor_letter(
 def test_nan_and_infinity_are_written_out(tmp_path: Path) -> None:
     table = pd.DataFrame({"nll_nats": [math.nan, math.inf, -math.inf, 0.1]})
     write_tables(tmp_path, {"perplexity": table})
-    assert (tmp_path / "perplexity.csv").read_text() == "nll_nats\nnan\ninf\n-inf\n0.1\n"
+    assert (tmp_path / "tables" / "perplexity.csv").read_text() == "nll_nats\nnan\ninf\n-inf\n0.1\n"
 
 
 def test_writing_does_not_touch_the_table(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from harness.figures.layout import PanelSize, panel_grid
+from harness.figures.layout import PanelSize, panel_grid, text_inches
 
+_TITLE_POINTS = 7.5
 _HEADER_INCHES = 0.2
 _BAR_INCHES = 0.6
 _HOLE: dict[str, Any] = {"fc": "0.88", "ec": "0.55", "hatch": "////", "lw": 0}
@@ -44,9 +45,11 @@ def map_grid(
         The figure and one axes per title.
     """
     count = len(titles)
+    widest = max(text_inches(title, _TITLE_POINTS) for title in titles)
+    size = replace(size, right=max(size.right, widest - size.width - size.left + 0.5))
     figure, panels = panel_grid(count, columns, size, header=_HEADER_INCHES, footer=_BAR_INCHES)
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, loc="left", fontsize=7.5, pad=4, parse_math=False)
+        axes.set_title(title, loc="left", fontsize=_TITLE_POINTS, pad=4, parse_math=False)
     height = figure.get_figheight()
     left = 0.12 / figure.get_figwidth()
     figure.text(left, 1 - 0.1 / height, heading, va="top", fontsize=8, fontweight="bold")

@@ -78,6 +78,15 @@ def _panel(axes: Axes, rows: pd.DataFrame, value: str, styles: Styles) -> None:
             clip_on=False,
             label="_infinite",
         )
+    for length in sorted({length for length, _ in infinite}):
+        axes.annotate(
+            *("infinite", (length, 1.0)),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontsize=6,
+        )
     end_labels(axes, ends, styles)
 
 

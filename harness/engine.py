@@ -1,0 +1,267 @@
+"""The forward pass: losses and attention statistics of a token sequence, in bounded memory.
+
+The logits of all positions are never there at once: the base model runs once, and the language
+model's head runs on slices of its hidden states. Soft-caps and logit scales stay where they are,
+since it is the model's own forward that runs on each slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from harness.attention import AttentionSettings, AttentionStatistics, recording
+from harness.errors import DataError, ModelError
+from harness.rows import STATISTICS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "AttentionSettings",
+    "AttentionStatistics",
+    "Measurement",
+    "answer_logits",
+    "attention_statistics",
+    "measure",
+    "token_nll",
+]
+
+HEAD_CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measurement:
+    """What one forward pass gave.
+
+    Attributes:
+        nll: float64, shape ``(n - 1,)``, nats: loss of token ``i + 1`` given tokens ``0..i``;
+            None if not asked for.
+        attention: Statistics of every layer and head; None if not asked for.
+    """
+
+    nll: npt.NDArray[np.float64] | None
+    attention: AttentionStatistics | None
+
+
+def _base_model(model: Any) -> Any:
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(model, prefix, None) if prefix else None
+    if base is None or base is model:
+        raise ModelError(
+            f"{type(model).__name__} is not a causal language model of transformers (no base "
+            "model beneath its head); load it with AutoModelForCausalLM"
+        )
+    return base
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _returning(base: Any, hidden: Tensor) -> Iterator[None]:
+    """Make a base model return given hidden states instead of running."""
+    own = base.__dict__.get("forward")  # hooks of accelerate replace it on the instance
+
+    def forward(*_: Any, **__: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=hidden)  # type: ignore[arg-type]
+
+    base.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del base.forward
+        else:
+            base.forward = own
+
+
+def _head(model: Any, input_ids: Tensor, hidden: Tensor) -> Tensor:
+    """Logits ``(B, n, V)`` of hidden states ``(B, n, D)``, by the model's own forward."""
+    with _returning(_base_model(model), hidden):
+        logits: Tensor = model(input_ids=input_ids, use_cache=False).logits
+    return logits
+
+
+def _hidden_states(model: Any, input_ids: Tensor) -> Tensor:
+    out = _base_model(model)(input_ids=input_ids, use_cache=False)
+    hidden: Tensor = out.last_hidden_state
+    return hidden
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Nats of each target, in float32 (float64 if the model is)."""
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    picked = exact.gather(-1, targets[..., None])[..., 0]
+    return (exact.logsumexp(-1) - picked).double()
+
+
+def _all_losses(
+    model: Any, input_ids: Tensor, hidden: Tensor, chunk: int
+) -> npt.NDArray[np.float64]:
+    parts = []
+    last = input_ids.shape[1] - 1
+    for start in range(0, last, chunk):
+        stop = min(start + chunk, last)
+        logits = _head(model, input_ids[:, start:stop], hidden[:, start:stop])
+        targets = input_ids[:, start + 1 : stop + 1].to(logits.device)
+        parts.append(_losses(logits, targets)[0].cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _check_ids(model: Any, input_ids: Any) -> Tensor:
+    if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.shape[0] != 1:
+        shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise DataError(f"input_ids must be a tensor of shape [1, n], not {shape}")
+    if input_ids.shape[1] < 2:
+        raise DataError("input_ids must hold at least 2 tokens: one to see and one to predict")
+    if input_ids.is_floating_point():
+        raise DataError(f"input_ids must be whole numbers, not {input_ids.dtype}")
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if int(input_ids.max()) >= vocabulary or int(input_ids.min()) < 0:
+        raise DataError(
+            f"input_ids holds a token outside the model's vocabulary of {vocabulary}; is it from "
+            "this model's tokenizer?"
+        )
+    return input_ids.to(device=model.get_input_embeddings().weight.device, dtype=torch.int64)
+
+
+def measure(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    nll: bool = True,
+    attention: AttentionSettings | None = None,
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
+) -> Measurement:
+    """Losses and attention statistics from one forward pass.
+
+    Args:
+        model: A causal language model of transformers, patched or not.
+        input_ids: Token ids, shape ``(1, n)``, n at least 2.
+        nll: Whether losses are wanted.
+        attention: What to measure of the attention; None for nothing.
+        head_chunk_tokens: Positions whose logits are there at once.
+
+    Returns:
+        What was asked for. NaN and infinite values are passed on as they are.
+
+    Raises:
+        DataError: If `input_ids` has another shape or tokens that the model does not know.
+        ModelError: If the model is not a causal language model, or its attention does not go
+            through transformers' interface.
+    """
+    ids = _check_ids(model, input_ids)
+    probe = nullcontext([]) if attention is None else recording(model, ids.shape[1], attention)
+    with _evaluating(model):
+        with probe as found:
+            hidden = _hidden_states(model, ids)
+        losses = _all_losses(model, ids, hidden, head_chunk_tokens) if nll else None
+    return Measurement(nll=losses, attention=found[0] if found else None)
+
+
+def token_nll(
+    model: Any, input_ids: Tensor, *, head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+) -> npt.NDArray[np.float64]:
+    """Negative log-likelihood of every token but the first.
+
+    Args:
+        model: A causal language model of transformers, patched or not.
+        input_ids: Token ids, shape ``(1, n)``.
+        head_chunk_tokens: Positions whose logits are there at once.
+
+    Returns:
+        float64, shape ``(n - 1,)``, nats: element i is token ``i + 1`` given tokens ``0..i``.
+
+    Raises:
+        DataError: As in `measure`.
+        ModelError: As in `measure`.
+    """
+    result = measure(model, input_ids, head_chunk_tokens=head_chunk_tokens)
+    assert result.nll is not None
+    return result.nll
+
+
+def attention_statistics(
+    model: Any,
+    input_ids: Tensor,
+    queries: Literal["all"] | int = "all",
+    *,
+    local_window: int = 64,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Exact statistics of every layer's and head's attention, without the N x N matrix.
+
+    Args:
+        model: A causal language model of transformers, patched or not.
+        input_ids: Token ids, shape ``(1, n)``.
+        queries: `all`, or how many query positions to sample evenly over the sequence.
+        local_window: Keys, the query's own included, whose mass is `local_mass`.
+        seed: Of the sampled positions.
+
+    Returns:
+        A row per layer, head and query position: `layer`, `layer_type`, `head`, `position`,
+        `entropy_nats`, `normalized_entropy` (over ln of the visible keys; NaN with one key),
+        `effective_tokens` (exp of the entropy), `sink_mass` (on the first token), `self_mass`,
+        `previous_mass` (the two keys before), `local_mass`, `mean_distance_tokens`, `max_logit`.
+        Learnt sinks (GPT-OSS) are no keys: all of it is of the keys' own distribution.
+
+    Raises:
+        DataError: As in `measure`, or if `queries` or `local_window` is below 1.
+        ModelError: As in `measure`.
+    """
+    import pandas as pd
+
+    if queries != "all" and (isinstance(queries, (bool, str)) or queries < 1):
+        raise DataError(f"queries must be 'all' or a number of at least 1, not {queries!r}")
+    if local_window < 1:
+        raise DataError(f"local_window must be at least 1, not {local_window}")
+    settings = AttentionSettings(queries=queries, local_window=local_window, seed=seed)
+    result = measure(model, input_ids, nll=False, attention=settings).attention
+    assert result is not None
+    layers, heads, count = result.values["entropy_nats"].shape
+    layer, head, index = (
+        axis.ravel()
+        for axis in np.meshgrid(np.arange(layers), np.arange(heads), np.arange(count), indexing="ij")
+    )
+    columns: dict[str, Any] = {
+        "layer": layer,
+        "layer_type": np.array(result.layer_types, dtype=object)[layer],
+        "head": head,
+        "position": result.positions[index],
+    }
+    return pd.DataFrame(columns | {name: result.values[name].ravel() for name in STATISTICS})
+
+
+def answer_logits(model: Any, input_ids: Tensor, positions: Tensor) -> Tensor:
+    """Logits at a few positions only.
+
+    Args:
+        model: A causal language model of transformers, patched or not.
+        input_ids: Token ids, shape ``(B, n)``, without padding.
+        positions: int64, shape ``(P,)``, of the tokens whose successors are asked for.
+
+    Returns:
+        float32 (float64 if the model is), shape ``(B, P, V)``.
+    """
+    with _evaluating(model):
+        hidden = _hidden_states(model, input_ids)
+        at = positions.to(hidden.device)
+        logits = _head(model, input_ids[:, at.to(input_ids.device)], hidden[:, at])
+    return logits if logits.dtype == torch.float64 else logits.float()

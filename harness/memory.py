@@ -1,0 +1,90 @@
+"""Peak memory of one block of work, not of the process's whole life."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+_SAMPLE_SECONDS = 0.02
+
+
+def _status_bytes(field: str) -> int | None:
+    """A field of /proc/self/status in bytes; None where there is no such file."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _reset_high_water_mark() -> bool:
+    """Lower the process's high-water mark to what it uses now; False where that is not allowed."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    except OSError:
+        return False
+    return True
+
+
+def _resident_bytes() -> int:
+    resident = _status_bytes("VmRSS")
+    if resident is not None:
+        return resident
+    import resource  # without /proc: the whole life's peak is all there is
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class PeakMemory:
+    """Measures the largest amount of memory in use during a block.
+
+    On CUDA that of the device's allocator; elsewhere the process's resident set, by the kernel's
+    high-water mark where it can be reset, else by sampling.
+
+    Attributes:
+        peak_bytes: After the block, its peak.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        """Measure the memory of `device`."""
+        self._device = torch.device(device)
+        self.peak_bytes = 0
+        self._stop = threading.Event()
+        self._sampler: threading.Thread | None = None
+        self._exact = False
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return self
+        self._exact = _reset_high_water_mark()
+        if not self._exact:
+            self._sampler = threading.Thread(target=self._sample, daemon=True)
+            self._sampler.start()
+        return self
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            self.peak_bytes = max(self.peak_bytes, _resident_bytes())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            return
+        if self._sampler is not None:
+            self._stop.set()
+            self._sampler.join()
+        high = _status_bytes("VmHWM") if self._exact else None
+        self.peak_bytes = max(self.peak_bytes, high or _resident_bytes())
