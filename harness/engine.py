@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from harness.attention import AttentionSettings, AttentionStatistics, recording
 from harness.errors import DataError, ModelError
@@ -75,12 +74,12 @@ def _evaluating(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _returning(base: Any, hidden: Tensor) -> Iterator[None]:
-    """Make a base model return given hidden states instead of running."""
+def _returning(base: Any, output: Any) -> Iterator[None]:
+    """Make a base model return a given output instead of running."""
     own = base.__dict__.get("forward")  # hooks of accelerate replace it on the instance
 
-    def forward(*_: Any, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=hidden)  # type: ignore[arg-type]
+    def forward(*_: Any, **__: Any) -> Any:
+        return output
 
     base.forward = forward
     try:
@@ -92,17 +91,17 @@ def _returning(base: Any, hidden: Tensor) -> Iterator[None]:
             base.forward = own
 
 
-def _head(model: Any, input_ids: Tensor, hidden: Tensor) -> Tensor:
-    """Logits ``(B, n, V)`` of hidden states ``(B, n, D)``, by the model's own forward."""
-    with _returning(_base_model(model), hidden):
-        logits: Tensor = model(input_ids=input_ids, use_cache=False).logits
+def _head(model: Any, input_ids: Tensor, output: Any, at: slice | Tensor) -> Tensor:
+    """Logits ``(B, P, V)`` at some positions of a base model's output, by the model's forward."""
+    # Of the same class as the base model's own output: some heads read fields of it.
+    some = type(output)(last_hidden_state=output.last_hidden_state[:, at])
+    with _returning(_base_model(model), some):
+        logits: Tensor = model(input_ids=input_ids[:, at], use_cache=False).logits
     return logits
 
 
-def _hidden_states(model: Any, input_ids: Tensor) -> Tensor:
-    out = _base_model(model)(input_ids=input_ids, use_cache=False)
-    hidden: Tensor = out.last_hidden_state
-    return hidden
+def _base_output(model: Any, input_ids: Tensor) -> Any:
+    return _base_model(model)(input_ids=input_ids, use_cache=False)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -113,13 +112,13 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _all_losses(
-    model: Any, input_ids: Tensor, hidden: Tensor, chunk: int
+    model: Any, input_ids: Tensor, output: Any, chunk: int
 ) -> npt.NDArray[np.float64]:
     parts = []
     last = input_ids.shape[1] - 1
     for start in range(0, last, chunk):
         stop = min(start + chunk, last)
-        logits = _head(model, input_ids[:, start:stop], hidden[:, start:stop])
+        logits = _head(model, input_ids, output, slice(start, stop))
         targets = input_ids[:, start + 1 : stop + 1].to(logits.device)
         parts.append(_losses(logits, targets)[0].cpu().numpy())
     return np.concatenate(parts)
@@ -171,8 +170,8 @@ def measure(
     probe = nullcontext([]) if attention is None else recording(model, ids.shape[1], attention)
     with _evaluating(model):
         with probe as found:
-            hidden = _hidden_states(model, ids)
-        losses = _all_losses(model, ids, hidden, head_chunk_tokens) if nll else None
+            output = _base_output(model, ids)
+        losses = _all_losses(model, ids, output, head_chunk_tokens) if nll else None
     return Measurement(nll=losses, attention=found[0] if found else None)
 
 
@@ -261,7 +260,6 @@ def answer_logits(model: Any, input_ids: Tensor, positions: Tensor) -> Tensor:
         float32 (float64 if the model is), shape ``(B, P, V)``.
     """
     with _evaluating(model):
-        hidden = _hidden_states(model, input_ids)
-        at = positions.to(hidden.device)
-        logits = _head(model, input_ids[:, at.to(input_ids.device)], hidden[:, at])
+        output = _base_output(model, input_ids)
+        logits = _head(model, input_ids, output, positions.to(input_ids.device))
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -197,7 +197,9 @@ def load_model(spec: ModelSpec) -> Any:
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # its bar would break ours
     local_folder(spec)
     extra: dict[str, Any] = {}
     if spec.gguf_file:

@@ -1,0 +1,225 @@
+"""Statistics against the N x N reference, for every family and every column."""
+
+import numpy as np
+import pytest
+import torch
+
+import harness
+from harness import attention
+from harness.engine import AttentionSettings, measure
+from harness.errors import DataError, ModelError
+from harness.rows import STATISTICS
+from tests.models import MODELS, make_model, random_ids
+from tests.naive_attention import naive
+
+TOKENS = 48
+WINDOW = 7
+
+
+def reference(model, ids):
+    """Statistics ``(layers, heads, queries)`` and losses, in float64, from the same weights."""
+    double = model.double()
+    with naive(double, WINDOW) as found, torch.inference_mode():
+        logits = double(ids, use_cache=False).logits
+    losses = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
+    layers = [found[i] for i in sorted(found)]
+    return {n: torch.stack([x[n] for x in layers]).numpy() for n in STATISTICS}, losses.numpy()
+
+
+def settings(**changes):
+    return AttentionSettings(**({"local_window": WINDOW} | changes))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_float64_agrees_to_eight_digits(name, seed):
+    model, ids = make_model(name, seed, torch.float64), random_ids(seed, TOKENS)
+    result = measure(model, ids, attention=settings())
+    expected, losses = reference(model, ids)
+    assert result.nll == pytest.approx(losses, abs=1e-8)
+    for column in STATISTICS:
+        np.testing.assert_allclose(
+            result.attention.values[column], expected[column], atol=1e-8, rtol=1e-8, err_msg=column
+        )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "mistral"])
+def test_float32_is_within_a_tenth_of_a_millinat(name):
+    model, ids = make_model(name, 2), random_ids(2, TOKENS)
+    result = measure(model, ids, attention=settings())
+    expected, losses = reference(model, ids)
+    assert np.abs(result.nll - losses).max() < 1e-4
+    found = result.attention.values
+    assert np.abs(found["entropy_nats"] - expected["entropy_nats"]).max() < 1e-4
+    for column in STATISTICS:
+        np.testing.assert_allclose(found[column], expected[column], atol=1e-4, rtol=1e-4)
+
+
+def test_bfloat16_statistics_are_those_of_its_own_queries_and_keys():
+    model, ids = make_model("llama", 0, torch.bfloat16), random_ids(0, TOKENS)
+    result = measure(model, ids, nll=False, attention=settings()).attention
+    with naive(model, WINDOW) as found, torch.inference_mode():
+        model(ids, use_cache=False)
+    # The first layer sees the same queries and keys in both; later ones differ by rounding.
+    assert result.values["entropy_nats"][0] == pytest.approx(
+        found[0]["entropy_nats"].numpy(), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("rows", [1, 5, 16, 1000])
+def test_results_do_not_depend_on_the_tile(name, rows, monkeypatch):
+    model, ids = make_model(name, 3), random_ids(3, TOKENS)
+    whole = measure(model, ids, attention=settings())
+    monkeypatch.setattr(attention, "_tile_rows", lambda call: rows)
+    tiled = measure(model, ids, attention=settings())
+    assert np.abs(whole.nll - tiled.nll).max() < 1e-4
+    for column in STATISTICS:
+        np.testing.assert_allclose(
+            whole.attention.values[column], tiled.attention.values[column], atol=2e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_sampled_queries_are_rows_of_all_queries(name):
+    model, ids = make_model(name, 4), random_ids(4, TOKENS)
+    everything = measure(model, ids, attention=settings())
+    sampled = measure(model, ids, attention=settings(queries=12, seed=5))
+    positions = sampled.attention.positions
+    assert len(positions) == 12
+    assert np.abs(everything.nll - sampled.nll).max() < 1e-4
+    for column in STATISTICS:
+        np.testing.assert_allclose(
+            sampled.attention.values[column],
+            everything.attention.values[column][:, :, positions],
+            atol=2e-5, rtol=1e-4,
+        )
+
+
+def test_chosen_positions():
+    model, ids = make_model("llama", 4), random_ids(4, TOKENS)
+    result = measure(model, ids, attention=settings(queries=(0, 3, 47))).attention
+    assert result.positions.tolist() == [0, 3, 47]
+    assert np.isnan(result.values["normalized_entropy"][:, :, 0]).all()
+    assert not np.isnan(result.values["normalized_entropy"][:, :, 1:]).any()
+
+
+def test_samples_are_spread_evenly_and_seeded():
+    one = AttentionSettings(queries=16, seed=0).positions(1600)
+    assert np.array_equal(one, AttentionSettings(queries=16, seed=0).positions(1600))
+    assert not np.array_equal(one, AttentionSettings(queries=16, seed=1).positions(1600))
+    assert (one // 100 == np.arange(16)).all()
+    assert AttentionSettings(queries=99).positions(8).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("queries", ["all", 8])
+def test_losses_under_the_probe_are_those_without(name, queries):
+    model, ids = make_model(name, 5), random_ids(5, TOKENS)
+    plain = harness.token_nll(model, ids)
+    probed = measure(model, ids, attention=settings(queries=queries)).nll
+    assert np.abs(plain - probed).max() < 1e-4
+
+
+def test_identities_between_the_columns():
+    model, ids = make_model("llama", 6, torch.float64), random_ids(6, TOKENS)
+    values = measure(model, ids, nll=False, attention=settings()).attention.values
+    assert np.allclose(values["effective_tokens"], np.exp(values["entropy_nats"]))
+    assert (values["local_mass"] >= values["self_mass"] + values["previous_mass"] - 1e-12).all()
+    assert np.allclose(values["local_mass"][:, :, :WINDOW], 1)
+    assert np.allclose(values["entropy_nats"][:, :, 0], 0)
+    assert (values["normalized_entropy"][:, :, 1:] <= 1 + 1e-12).all()
+
+
+def test_layer_types_are_the_models():
+    model = make_model("gemma3", 0)
+    result = measure(model, random_ids(0, 20), attention=settings()).attention
+    assert result.layer_types == ("sliding_attention", "full_attention")
+    result = measure(make_model("llama", 0), random_ids(0, 20), attention=settings()).attention
+    assert result.layer_types == ("full_attention", "full_attention")
+    # A window hides the first token from late queries.
+    late = measure(model, random_ids(0, 40), attention=settings()).attention.values["sink_mass"]
+    assert (late[0, :, 13:] == 0).all()
+    assert (late[1, :, 13:] > 0).all()
+
+
+def test_the_table_has_a_row_per_layer_head_and_query():
+    model, ids = make_model("gemma3", 0), random_ids(0, 20)
+    table = harness.attention_statistics(model, ids, local_window=WINDOW)
+    assert list(table.columns) == ["layer", "layer_type", "head", "position", *STATISTICS]
+    assert len(table) == 2 * 4 * 20
+    values = measure(model, ids, attention=settings()).attention.values
+    row = table.query("layer == 1 and head == 2 and position == 9").iloc[0]
+    assert row["entropy_nats"] == values["entropy_nats"][1, 2, 9]
+    assert row["layer_type"] == "full_attention"
+    few = harness.attention_statistics(model, ids, queries=4)
+    assert few["position"].nunique() == 4
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_models_own_attention_is_put_back(implementation):
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    model.set_attn_implementation(implementation)
+    before = model(ids).logits
+    measure(model, ids, attention=settings())
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_it_is_put_back_after_an_exception(monkeypatch):
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+
+    def fail(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(attention, "_attend", fail)
+    with pytest.raises(MemoryError):
+        measure(model, ids, attention=settings())
+    assert model.config._attn_implementation == "sdpa"
+    assert not attention._recorders
+    monkeypatch.undo()
+    measure(model, ids, attention=settings())
+
+
+def test_the_probe_outside_a_measurement_says_so():
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    measure(model, ids, attention=settings())
+    model.set_attn_implementation(attention.NAME)
+    with pytest.raises(ModelError, match="cannot be measured"):
+        model(ids)
+
+
+@pytest.mark.parametrize("what", ["batch", "padding"])
+def test_batches_and_padding_are_refused(what):
+    model = make_model("llama", 0)
+    ids = random_ids(0, 20, batch=2 if what == "batch" else 1)
+    mask = torch.ones_like(ids)
+    if what == "padding":
+        mask[:, :3] = 0
+    with pytest.raises(ModelError, match=what), attention.recording(model, 20, settings()):
+        model(ids, attention_mask=mask, use_cache=False)
+
+
+def test_attention_that_is_not_causal_is_refused():
+    from harness.masks import TileMask
+
+    with pytest.raises(ModelError, match="not causal"):
+        TileMask(lambda b, h, q, k: q >= 0, 8, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 100])
+def test_the_first_visible_key_of_a_window(window):
+    from harness.masks import TileMask
+
+    mask = TileMask(lambda b, h, q, k: (k <= q) & (k > q - window), 64, torch.device("cpu"))
+    for query in range(64):
+        assert mask.first_visible(query) == max(0, query - window + 1)
+
+
+@pytest.mark.parametrize("queries", [0, -3, True, "some"])
+def test_bad_queries_are_refused(queries):
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    with pytest.raises(DataError, match="queries"):
+        harness.attention_statistics(model, ids, queries=queries)
+    with pytest.raises(DataError, match="local_window"):
+        harness.attention_statistics(model, ids, local_window=0)
