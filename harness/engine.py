@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -248,18 +249,43 @@ def attention_statistics(
     return pd.DataFrame(columns | {name: result.values[name].ravel() for name in STATISTICS})
 
 
-def answer_logits(model: Any, input_ids: Tensor, positions: Tensor) -> Tensor:
+def _output_behind_prefix(model: Any, input_ids: Tensor, shared_tokens: int) -> Any:
+    """The base model's output of the tokens behind a prefix that all rows share.
+
+    The prefix runs once, for one row; its keys and values are then repeated. The rotary tables are
+    those of the whole length in both calls.
+    """
+    from transformers import DynamicCache
+
+    base = _base_model(model)
+    # The argument was renamed in transformers 5.
+    name = "cache" if "cache" in signature(base.forward).parameters else "past_key_values"
+    cache = DynamicCache(config=model.config.get_text_config())
+    base(input_ids=input_ids[:1, :shared_tokens], use_cache=True, **{name: cache})
+    cache.batch_repeat_interleave(len(input_ids))
+    return base(input_ids=input_ids[:, shared_tokens:], use_cache=True, **{name: cache})
+
+
+def answer_logits(
+    model: Any, input_ids: Tensor, positions: Tensor, *, shared_tokens: int = 0
+) -> Tensor:
     """Logits at a few positions only.
 
     Args:
         model: A causal language model of transformers, patched or not.
         input_ids: Token ids, shape ``(B, n)``, without padding.
         positions: int64, shape ``(P,)``, of the tokens whose successors are asked for.
+        shared_tokens: Length of a prefix that is the same in all rows, before all `positions`; it
+            is run once. 0 for none.
 
     Returns:
         float32 (float64 if the model is), shape ``(B, P, V)``.
     """
+    at = positions.to(input_ids.device) - shared_tokens
     with _evaluating(model):
-        output = _base_output(model, input_ids)
-        logits = _head(model, input_ids, output, positions.to(input_ids.device))
+        if shared_tokens:
+            output = _output_behind_prefix(model, input_ids, shared_tokens)
+        else:
+            output = _base_output(model, input_ids)
+        logits = _head(model, input_ids[:, shared_tokens:], output, at)
     return logits if logits.dtype == torch.float64 else logits.float()

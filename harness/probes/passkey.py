@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 
@@ -13,19 +16,38 @@ from harness.engine import answer_logits
 from harness.passkey import PasskeyPrompt
 from harness.rows import PASSKEY
 
+Ids = npt.NDArray[np.int64]
 
-def _batches(prompts: Sequence[PasskeyPrompt], tokens: int) -> Iterator[list[PasskeyPrompt]]:
-    """Prompts of one shape together, as many as fit into a budget of tokens."""
-    batch: list[PasskeyPrompt] = []
-    for prompt in prompts:
-        size = len(prompt.input_ids)
-        same = batch and batch[0].answer_tokens == prompt.answer_tokens
-        if batch and (not same or (len(batch) + 1) * size > tokens):
-            yield batch
-            batch = []
-        batch.append(prompt)
-    if batch:
-        yield batch
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Prompts that run together, and how many first tokens are the same in all of them."""
+
+    prompts: list[PasskeyPrompt]
+    shared_tokens: int
+
+
+def _shared_prefix(ids: Ids, answer_tokens: int) -> int:
+    """Tokens before the first that differs between rows ``(B, n)``; the question is not shared."""
+    same = (ids == ids[:1]).all(0)
+    first_difference = int(np.argmin(same)) if not same.all() else len(same)
+    return min(first_difference, ids.shape[1] - answer_tokens - 1)
+
+
+def _batches(prompts: Sequence[PasskeyPrompt], tokens: int) -> Iterator[_Batch]:
+    """Prompts that are alike up to their needle, as many as fit into a budget of tokens.
+
+    Only what lies behind the shared haystack counts: a needle near the end costs next to nothing.
+    """
+    for _, group in groupby(prompts, key=lambda p: (p.depth, p.answer_tokens)):
+        alike = list(group)
+        ids = np.stack([p.input_ids for p in alike])
+        shared = _shared_prefix(ids, alike[0].answer_tokens) if len(alike) > 1 else 0
+        size = max(1, tokens // (ids.shape[1] - shared))
+        for start in range(0, len(alike), size):
+            batch = alike[start : start + size]
+            # Alone, a prompt gains nothing from running in two parts.
+            yield _Batch(prompts=batch, shared_tokens=shared if len(batch) > 1 else 0)
 
 
 def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
@@ -77,12 +99,13 @@ def passkey_rows(
     *,
     distractors: int,
     generate: bool,
-    batch_tokens: int = 8192,
+    batch_tokens: int = 16384,
 ) -> Iterator[pd.DataFrame]:
     """Score prompts in batches.
 
     Every answer token being the argmax behind the true tokens before it is what greedy decoding
-    produces, so one forward pass scores a trial.
+    produces, so one forward pass scores a trial. Trials at one depth share their haystack up to
+    the needle, which is run once for a batch.
 
     Args:
         model: A causal language model, patched for the whole length of the prompts.
@@ -90,20 +113,21 @@ def passkey_rows(
         prompts: All of one length.
         distractors: Noted in the rows.
         generate: Decode greedily instead of comparing argmaxes.
-        batch_tokens: Tokens in one forward pass, at most (one prompt at least).
+        batch_tokens: Tokens behind the shared haystack in one forward pass, at most (one prompt
+            at least).
 
     Yields:
         A table per batch; columns as in ``rows.PASSKEY``.
     """
     device = next(model.parameters()).device
     for batch in _batches(prompts, batch_tokens):
-        size, answer = len(batch[0].input_ids), batch[0].answer_tokens
-        ids = torch.from_numpy(np.stack([p.input_ids for p in batch])).to(device)
+        size, answer = len(batch.prompts[0].input_ids), batch.prompts[0].answer_tokens
+        ids = torch.from_numpy(np.stack([p.input_ids for p in batch.prompts])).to(device)
         positions = torch.arange(size - answer - 1, size - 1)
-        logits = answer_logits(model, ids, positions).cpu()
+        logits = answer_logits(model, ids, positions, shared_tokens=batch.shared_tokens).cpu()
         rows = [
             _score(model, tokenizer, prompt, row, generate)
-            for prompt, row in zip(batch, logits, strict=True)
+            for prompt, row in zip(batch.prompts, logits, strict=True)
         ]
         frame = pd.DataFrame(rows)
         frame["distractors"] = distractors

@@ -1,0 +1,120 @@
+"""Scores from one forward pass are those of real decoding, in any batch."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from harness.engine import answer_logits
+from harness.passkey import PasskeyTask, depth_values
+from harness.probes.passkey import _batches, passkey_rows
+from harness.rows import PASSKEY
+from patches import Linear, YaRN, applied
+from tests.models import MODELS, make_model, random_ids
+
+
+def prompts_of(tokenizer, length, depths=3, trials=2, **changes):
+    task = PasskeyTask(tokenizer, **({"digits": 5, "distractors": 0, "seed": 0} | changes))
+    return [
+        task.prompt(length, depth, index, trial)
+        for index, depth in enumerate(depth_values(depths))
+        for trial in range(trials)
+    ]
+
+
+def score(model, tokenizer, prompts, **changes):
+    arguments = {"distractors": 0, "generate": False} | changes
+    return pd.concat(list(passkey_rows(model, tokenizer, prompts, **arguments)), ignore_index=True)
+
+
+@pytest.mark.parametrize("length", [128, 256, 512])
+@pytest.mark.parametrize("patch", [None, Linear(factor=2), YaRN(factor=4)])
+def test_teacher_forcing_is_greedy_decoding(llama_10k, zoo_tokenizer, length, patch):
+    prompts = prompts_of(zoo_tokenizer, length)
+    if patch is None:
+        forced, decoded = (
+            score(llama_10k, zoo_tokenizer, prompts, generate=g) for g in (False, True)
+        )
+    else:
+        with applied(llama_10k, patch):
+            forced, decoded = (
+                score(llama_10k, zoo_tokenizer, prompts, generate=g) for g in (False, True)
+            )
+    assert (forced["correct"] == decoded["correct"]).all()
+    found = forced[forced["correct"]]
+    assert (found["predicted"] == decoded.loc[found.index, "predicted"]).all()
+
+
+def test_the_zoo_retrieves_within_its_trained_length_and_fails_past_it(llama_10k, zoo_tokenizer):
+    inside = score(llama_10k, zoo_tokenizer, prompts_of(zoo_tokenizer, 256, 5, 4))
+    outside = score(llama_10k, zoo_tokenizer, prompts_of(zoo_tokenizer, 2048, 3, 2))
+    assert inside["correct"].mean() >= 0.95
+    assert outside["correct"].mean() <= 0.4
+    assert inside["answer_nll_nats"].mean() < outside["answer_nll_nats"].mean()
+
+
+def test_rows_say_what_was_asked(llama_10k, zoo_tokenizer):
+    prompts = prompts_of(zoo_tokenizer, 256, 3, 2, distractors=2)
+    rows = score(llama_10k, zoo_tokenizer, prompts, distractors=2)
+    assert list(rows.columns) == list(PASSKEY)
+    assert rows["answer"].tolist() == [p.answer for p in prompts]
+    assert rows["depth"].tolist() == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
+    assert rows["trial"].tolist() == [0, 1] * 3
+    assert set(rows["prompt_tokens"]) == {256}
+    assert set(rows["distractors"]) == {2}
+    assert (rows["correct"] == (rows["answer"] == rows["predicted"])).all()
+    assert (rows["answer_nll_nats"] >= 0).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 300, 2000, 100_000])
+def test_the_batch_changes_nothing(llama_10k, zoo_tokenizer, tokens):
+    prompts = prompts_of(zoo_tokenizer, 300, 3, 4)
+    one = score(llama_10k, zoo_tokenizer, prompts, batch_tokens=1)
+    other = score(llama_10k, zoo_tokenizer, prompts, batch_tokens=tokens)
+    pd.testing.assert_frame_equal(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_batches_share_the_haystack_before_the_needle(zoo_tokenizer):
+    prompts = prompts_of(zoo_tokenizer, 1000, 3, 4)
+    batches = list(_batches(prompts, 100_000))
+    assert [len(b.prompts) for b in batches] == [4, 4, 4]
+    shared = [b.shared_tokens for b in batches]
+    assert shared == sorted(shared)
+    assert shared[0] < 40
+    assert 900 < shared[2] < 1000 - 5 - 1
+    for batch in batches:
+        ids = np.stack([p.input_ids for p in batch.prompts])
+        assert (ids[:, : batch.shared_tokens] == ids[:1, : batch.shared_tokens]).all()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_logits_behind_a_shared_prefix_are_those_of_the_whole(name):
+    model = make_model(name, 0)
+    ids = random_ids(0, 40, batch=3)
+    ids[:, :25] = ids[:1, :25]
+    positions = torch.tensor([30, 38])
+    whole = answer_logits(model, ids, positions)
+    shared = answer_logits(model, ids, positions, shared_tokens=25)
+    assert torch.allclose(whole, shared, atol=1e-4)
+
+
+class OtherSplit:
+    """The zoo's tokenizer, except that the model's own tokens spell the answer differently."""
+
+    def __init__(self, tokenizer, spelling):
+        self.tokenizer, self.spelling = tokenizer, spelling
+
+    def decode(self, ids):
+        return self.spelling
+
+
+def test_the_right_digits_in_other_tokens_are_a_hit_if_decoding_confirms_them(
+    llama_10k, zoo_tokenizer
+):
+    prompt = prompts_of(zoo_tokenizer, 4096, 1, 1)[0]  # far past what the model can do
+    assert not score(llama_10k, zoo_tokenizer, [prompt])["correct"].any()
+    # The argmaxes are other tokens than ours, but spell the key: what decoding gives counts.
+    spelled = score(llama_10k, OtherSplit(zoo_tokenizer, f" {prompt.answer}"), [prompt])
+    assert spelled["correct"].all()
+    longer = score(llama_10k, OtherSplit(zoo_tokenizer, f"{prompt.answer}7"), [prompt])
+    assert not longer["correct"].any()
