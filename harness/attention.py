@@ -137,10 +137,7 @@ def _hide(scores: Tensor, visible: Tensor) -> None:
     if len(breaks) > 1:
         scores.masked_fill_(hidden, _HIDDEN)
         return
-    runs = columns.split([int(breaks[0]) + 1, len(columns) - int(breaks[0]) - 1]) if len(
-        breaks
-    ) else (columns,)
-    for run in runs:
+    for run in torch.tensor_split(columns, (breaks + 1).cpu()):
         low, high = int(run[0]), int(run[-1]) + 1
         scores[..., low:high].masked_fill_(hidden[:, low:high], _HIDDEN)
 
@@ -179,9 +176,7 @@ def _weighted(call: _Call, tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
     return sums[..., :-2], sums[..., -2], sums[..., -1]
 
 
-def _statistics(
-    tile: _Tile, total: Tensor, moment: Tensor, local_window: int
-) -> dict[str, Tensor]:
+def _statistics(tile: _Tile, total: Tensor, moment: Tensor, local_window: int) -> dict[str, Tensor]:
     """The columns of a tile's queries, each ``(K, G, T)``."""
     e, columns = tile.e, tile.e.shape[-1]
     own = tile.queries - tile.first  # column of each query's own key
@@ -216,10 +211,17 @@ def _tile_rows(call: _Call) -> int:
     return max(16, budget // row_bytes)
 
 
+def _tiles(call: _Call, queries: Tensor) -> Iterator[Tensor]:
+    """Cut query positions into tiles whose scores fit the budget."""
+    rows = _tile_rows(call)
+    for start in range(0, len(queries), rows):
+        yield queries[start : start + rows]
+
+
 def _measure_layer(call: _Call, positions: Tensor, local_window: int) -> dict[str, Tensor]:
     """Statistics ``(heads, queries)`` of chosen queries, without an output."""
     parts: dict[str, list[Tensor]] = {name: [] for name in STATISTICS}
-    for queries in positions.split(_tile_rows(call)):
+    for queries in _tiles(call, positions):
         tile = _make_tile(call, queries)
         _, total, moment = _weighted(call, tile)
         for name, value in _statistics(tile, total, moment, local_window).items():
@@ -227,14 +229,12 @@ def _measure_layer(call: _Call, positions: Tensor, local_window: int) -> dict[st
     return {name: torch.cat(values, -1) for name, values in parts.items()}
 
 
-def _attend(
-    call: _Call, local_window: int | None
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _attend(call: _Call, local_window: int | None) -> tuple[Tensor, dict[str, Tensor]]:
     """Output ``(K, G, N, D)`` of all queries and, with a window given, their statistics."""
     parts: dict[str, list[Tensor]] = {name: [] for name in STATISTICS}
     out = call.query.new_empty(*call.query.shape[:3], call.value.shape[-1])
     everything = torch.arange(call.query.shape[2], device=call.query.device)
-    for queries in everything.split(_tile_rows(call)):
+    for queries in _tiles(call, everything):
         tile = _make_tile(call, queries)
         weighted, total, moment = _weighted(call, tile)
         if local_window is not None:
@@ -268,7 +268,7 @@ def _attention_function(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **_unused: Any,
 ) -> tuple[Tensor, None]:
     """The function that models call: query ``(1, H, N, D)``, key and value ``(1, K, N, D)``."""
     del dropout, sliding_window  # the mask's rule knows the window
@@ -302,14 +302,16 @@ def _attention_function(
             fused = _fused(query, key, value, scaling)
             recorder.layers[int(module.layer_idx)] = found
             return fused.transpose(1, 2).contiguous(), None
-        out, _unused = _attend(call, None)
+        out, _ = _attend(call, None)
     recorder.layers[int(module.layer_idx)] = found
     flat = out.reshape(1, heads, tokens, value.shape[-1]).transpose(1, 2)
     return flat.to(query.dtype).contiguous(), None
 
 
 def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:
-    known = layer_types_of(config.get_text_config() if hasattr(config, "get_text_config") else config)
+    known = layer_types_of(
+        config.get_text_config() if hasattr(config, "get_text_config") else config
+    )
     if known is None or len(known) != num_layers:
         return (FULL_ATTENTION,) * num_layers
     return tuple(known)

@@ -8,7 +8,7 @@ since it is the model's own forward that runs on each slice.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,9 +112,7 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return (exact.logsumexp(-1) - picked).double()
 
 
-def _all_losses(
-    model: Any, input_ids: Tensor, output: Any, chunk: int
-) -> npt.NDArray[np.float64]:
+def _all_losses(model: Any, input_ids: Tensor, output: Any, chunk: int) -> npt.NDArray[np.float64]:
     parts = []
     last = input_ids.shape[1] - 1
     for start in range(0, last, chunk):
@@ -127,7 +125,9 @@ def _all_losses(
 
 def _check_ids(model: Any, input_ids: Any) -> Tensor:
     if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.shape[0] != 1:
-        shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        shape = (
+            tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
         raise DataError(f"input_ids must be a tensor of shape [1, n], not {shape}")
     if input_ids.shape[1] < 2:
         raise DataError("input_ids must hold at least 2 tokens: one to see and one to predict")
@@ -168,7 +168,8 @@ def measure(
             through transformers' interface.
     """
     ids = _check_ids(model, input_ids)
-    probe = nullcontext([]) if attention is None else recording(model, ids.shape[1], attention)
+    nothing: AbstractContextManager[list[AttentionStatistics]] = nullcontext([])
+    probe = nothing if attention is None else recording(model, ids.shape[1], attention)
     with _evaluating(model):
         with probe as found:
             output = _base_output(model, ids)
@@ -238,7 +239,9 @@ def attention_statistics(
     layers, heads, count = result.values["entropy_nats"].shape
     layer, head, index = (
         axis.ravel()
-        for axis in np.meshgrid(np.arange(layers), np.arange(heads), np.arange(count), indexing="ij")
+        for axis in np.meshgrid(
+            np.arange(layers), np.arange(heads), np.arange(count), indexing="ij"
+        )
     )
     columns: dict[str, Any] = {
         "layer": layer,

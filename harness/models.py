@@ -69,9 +69,9 @@ def _source(spec: ModelSpec) -> str:
 def _unreachable(spec: ModelSpec, what: str, error: Exception) -> ModelError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
     return ModelError(
-        f"model '{spec.path}': {what} cannot be loaded "
-        f"({type(error).__name__}: {first_line[:300]}); give a folder with config.json, weights and tokenizer, zoo:NAME, or a hub id that this "
-        "machine can reach"
+        f"model '{spec.path}': {what} cannot be loaded ({type(error).__name__}: "
+        f"{first_line[:300]}); give a folder with config.json, weights and tokenizer, zoo:NAME, or "
+        "a hub id that this machine can reach"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +100,7 @@ def _table_numbers(tables: RopeTables) -> dict[str, Any]:
     }
 
 
-def _changed(
-    method: MethodSpec, facts: ModelFacts, length: int
-) -> dict[str | None, RopeTables]:
+def _changed(method: MethodSpec, facts: ModelFacts, length: int) -> dict[str | None, RopeTables]:
     return resolve(method.patch, facts.geometry, length, layer_types=facts.layer_types)
 
 
@@ -188,58 +185,74 @@ def _one_forward_serves_all(sweep: Sweep, probe: str) -> bool:
     return not (probe == "perplexity" and perplexity and perplexity.protocol == "sliding")
 
 
-def _plan_probe(sweep: Sweep, model: ModelPlan, probe: str) -> tuple[list[Pass], list[Cell]]:
-    label, facts = model.spec.label, model.facts
-    served: dict[str, list[tuple[int, MethodSpec]]] = defaultdict(list)
-    tables: dict[str, dict[str, Any]] = {}
+@dataclass
+class _Users:
+    """Methods and lengths that share one set of tables."""
+
+    tables: dict[str, Any]
+    methods: list[tuple[int, MethodSpec]]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(sorted({length for length, _ in self.methods}))
+
+
+def _by_tables(sweep: Sweep, model: ModelPlan, probe: str) -> list[_Users]:
+    """Put methods and lengths with equal tables together, as far as one forward serves them."""
+    users: dict[str, _Users] = {}
     for method in sweep.methods:
         for length in model.lengths:
             try:
-                resolved = _resolved(method, facts, length)
+                tables = _resolved(method, model.facts, length)
             except PatchError as error:
-                raise ConfigError(f"method '{method.name}' on model '{label}': {error}") from None
-            key = _digest(resolved)
+                raise ConfigError(
+                    f"method '{method.name}' on model '{model.spec.label}': {error}"
+                ) from None
+            key = _digest(tables)
             if not _one_forward_serves_all(sweep, probe):
                 key += f"-{length}"
-            tables[key] = resolved
-            served[key].append((length, method))
+            users.setdefault(key, _Users(tables, [])).methods.append((length, method))
+    return list(users.values())
+
+
+def _make_pass(sweep: Sweep, model: ModelPlan, probe: str, users: _Users) -> Pass:
+    identity = {
+        "engine": ENGINE_VERSION,
+        "model": model.facts.fingerprint,
+        "dtype": model.spec.dtype,
+        "tables": users.tables,
+        "context_lengths": list(users.lengths),
+        "seed": sweep.seed,
+        **_probe_identity(sweep, model, probe),
+    }
+    return Pass(
+        pass_id=_digest(identity)[:32],
+        model=model.spec.label,
+        # A method that reaches the longest length with these tables is the one that is applied.
+        method=next(m.name for n, m in users.methods if n == users.lengths[-1]),
+        probe=probe,
+        context_lengths=users.lengths,
+        identity=identity,
+    )
+
+
+def _plan_probe(sweep: Sweep, model: ModelPlan, probe: str) -> tuple[list[Pass], list[Cell]]:
     passes, cells = [], []
-    for key, users in served.items():
-        lengths = tuple(sorted({length for length, _ in users}))
-        identity = {
-            "engine": ENGINE_VERSION,
-            "model": facts.fingerprint,
-            "dtype": model.spec.dtype,
-            "tables": tables[key],
-            "context_lengths": list(lengths),
-            "seed": sweep.seed,
-            **_probe_identity(sweep, model, probe),
-        }
-        # Applied by the method that reaches the longest length with these tables.
-        method = next(m for n, m in users if n == lengths[-1])
-        pass_id = _digest(identity)[:32]
-        passes.append(
-            Pass(
-                pass_id=pass_id,
-                model=label,
-                method=method.name,
-                probe=probe,
-                context_lengths=lengths,
-                identity=identity,
-            )
-        )
+    for users in _by_tables(sweep, model, probe):
+        one = _make_pass(sweep, model, probe, users)
+        passes.append(one)
         cells += [
             Cell(
-                model=label,
-                method=m.name,
-                kind=m.kind,
-                trained_length=facts.trained_length,
-                context_length=n,
+                model=one.model,
+                method=method.name,
+                kind=method.kind,
+                trained_length=model.facts.trained_length,
+                context_length=length,
                 probe=probe,
-                pass_id=pass_id,
-                **_method_facts(m, facts, n),
+                pass_id=one.pass_id,
+                **_method_facts(method, model.facts, length),
             )
-            for n, m in users
+            for length, method in users.methods
         ]
     return passes, cells
 

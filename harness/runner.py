@@ -6,7 +6,7 @@ import json
 import platform
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,9 @@ class _Runner:
         }
         self.store.commit(one.pass_id, record, measured.rows)
 
+    def _advance_at(self, context_length: int) -> Callable[[int], None]:
+        return lambda tokens: self.progress.advance(_cost(tokens, context_length))
+
     def run_model(self, model_plan: ModelPlan, groups: list[list[Pass]]) -> None:
         """Load a model once and measure its passes; a pass that fails does not stop the rest."""
         label = model_plan.spec.label
@@ -140,8 +143,7 @@ class _Runner:
             return
         bench = Bench(model=model, sweep=self.sweep, plan=model_plan)
         for group in groups:
-            longest = group[0].longest
-            bench.advance = lambda tokens, n=longest: self.progress.advance(_cost(tokens, n))
+            bench.advance = self._advance_at(group[0].longest)
             self.progress.start(_label(group[0], len(group) > 1))
             try:
                 self._measure(bench, group)

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.errors import ConfigError
-from harness.yaml_source import KeyPath, YamlSource, key_text, nearest
+from harness.yaml_source import YamlSource, key_text, nearest
+from harness.yaml_tree import KeyPath
 
 _MOST_LINES = 10
 

@@ -41,7 +41,7 @@ def _outcome_table(model: str, rows: pd.DataFrame) -> Table:
         ("tail_perplexity", "tail ppl", 1),
         ("passkey_accuracy", "passkey", 2),
     ]
-    entropies = [c for c in rows if c.startswith("entropy_nats_")]
+    entropies = [c for c in map(str, rows.columns) if c.startswith("entropy_nats_")]
     kinds += [
         (c, "H " + c.removeprefix("entropy_nats_").removesuffix("_attention"), 2) for c in entropies
     ]

@@ -7,8 +7,7 @@ import warnings
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import ReusedAnchorWarning
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from harness.errors import ConfigError

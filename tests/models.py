@@ -65,7 +65,10 @@ def gpt_oss() -> Any:
     from transformers import GptOssConfig, GptOssForCausalLM
 
     config = GptOssConfig(
-        **SHARED, num_local_experts=2, num_experts_per_tok=1, sliding_window=10,
+        **SHARED,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=10,
         layer_types=["sliding_attention", "full_attention"],
     )
     config._experts_implementation = "eager"  # grouped matrix products have no float64

@@ -35,8 +35,15 @@ def query_statistics(p: list[float], s: list[float], i: int, w: int) -> dict[str
 
 
 def naive_function(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float,
-    softcap: float | None = None, s_aux: Any = None, **_: Any,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     q, k, v = query[0].double(), key[0].double(), value[0].double()
     heads, n, _size = q.shape
@@ -56,12 +63,12 @@ def naive_function(
             shares = torch.softmax(with_sink, -1)[:, :n]
         out[h] = shares @ v[kv]
         for i in range(n):
-            found = query_statistics(
-                probabilities[i].tolist(), logits[i].tolist(), i, WINDOW[0]
-            )
+            found = query_statistics(probabilities[i].tolist(), logits[i].tolist(), i, WINDOW[0])
             for name, number in found.items():
                 rows.setdefault(name, [[] for _ in range(heads)])[h].append(number)
-    FOUND[module.layer_idx] = {name: torch.tensor(r, dtype=torch.float64) for name, r in rows.items()}
+    FOUND[module.layer_idx] = {
+        name: torch.tensor(r, dtype=torch.float64) for name, r in rows.items()
+    }
     return out.transpose(0, 1)[None].to(query.dtype), None
 
 

@@ -92,7 +92,8 @@ def test_sampled_queries_are_rows_of_all_queries(name):
         np.testing.assert_allclose(
             sampled.attention.values[column],
             everything.attention.values[column][:, :, positions],
-            atol=2e-5, rtol=1e-4,
+            atol=2e-5,
+            rtol=1e-4,
         )
 
 

@@ -1,5 +1,7 @@
 """Bins end where every length and its tail end."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def test_bins_of_a_length_cover_it_once(lengths):
         own = bins(edges, n)
         assert own[0][0] == 0
         assert own[-1][1] == n
-        assert all(a[1] == b[0] for a, b in zip(own, own[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(own))
         assert covered == sorted(covered)
 
 

@@ -31,7 +31,7 @@ def _shared_prefix(ids: Ids, answer_tokens: int) -> int:
     """Tokens before the first that differs between rows ``(B, n)``; the question is not shared."""
     same = (ids == ids[:1]).all(0)
     first_difference = int(np.argmin(same)) if not same.all() else len(same)
-    return min(first_difference, ids.shape[1] - answer_tokens - 1)
+    return min(first_difference, int(ids.shape[1]) - answer_tokens - 1)
 
 
 def _batches(prompts: Sequence[PasskeyPrompt], tokens: int) -> Iterator[_Batch]:
@@ -64,7 +64,8 @@ def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
             num_beams=1,
             pad_token_id=0,
         )
-    return out[0, start:].cpu()
+    answer: torch.Tensor = out[0, start:].cpu()
+    return answer
 
 
 def _score(

@@ -114,7 +114,7 @@ def _step(
         reduction="none",
     )
     losses = flat.view(recipe.batch, -1)
-    losses.mean().backward()
+    torch.autograd.backward(losses.mean())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()

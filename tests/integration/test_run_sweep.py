@@ -41,7 +41,11 @@ def finished(tiny_folder, tmp_path_factory):
 
 def test_every_table_has_its_columns_and_every_cell_its_rows(finished):
     tables = harness.read_tables(finished)
-    for name, columns in (("perplexity", PERPLEXITY), ("attention", ATTENTION), ("passkey", PASSKEY)):
+    for name, columns in (
+        ("perplexity", PERPLEXITY),
+        ("attention", ATTENTION),
+        ("passkey", PASSKEY),
+    ):
         assert list(tables[name].columns) == [*IDENTITY, *columns]
         cells = tables[name].groupby(["method", "context_length"]).size()
         assert len(cells) == 4 * len(LENGTHS)
@@ -174,9 +178,7 @@ def test_nan_losses_are_recorded(tiny_folder, tmp_path):
         model.model.norm.weight[0] = float("nan")
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "broken")
-    sweep = make_sweep(
-        tmp_path / "broken", methods=[{"kind": "none"}], probes={"perplexity": {}}
-    )
+    sweep = make_sweep(tmp_path / "broken", methods=[{"kind": "none"}], probes={"perplexity": {}})
     folder = harness.run_sweep(sweep, tmp_path / "r", quiet=True)
     tables = harness.read_tables(folder)
     assert tables["perplexity"]["nll_nats"].isna().all()

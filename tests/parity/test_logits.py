@@ -59,8 +59,8 @@ class GivenTables(RopePatch):
 
     def tables(
         self,
-        geometry: RopeGeometry,  # noqa: ARG002
-        context_length: int,  # noqa: ARG002
+        geometry: RopeGeometry,
+        context_length: int,
     ) -> RopeTables:
         return RopeTables(np.array(self.inv_freq), self.attention_factor)
 

@@ -130,7 +130,7 @@ def keys_left_alone() -> nn.Module:
         keys = Keys(layer.self_attn.k_proj)
         layer.self_attn.k_proj = keys
 
-        def change(kwargs: dict[str, Any], hidden: Tensor, keys: Keys = keys) -> None:  # noqa: ARG001
+        def change(kwargs: dict[str, Any], hidden: Tensor, keys: Keys = keys) -> None:
             keys.undo = kwargs["position_embeddings"]
 
         _wrap_attention(layer, change)
@@ -171,7 +171,7 @@ def position_in_the_hidden_states() -> nn.Module:
     """No rotation at all."""
     model = make_model("llama")
 
-    def change(kwargs: dict[str, Any], hidden: Tensor) -> None:  # noqa: ARG001
+    def change(kwargs: dict[str, Any], hidden: Tensor) -> None:
         cos, sin = kwargs["position_embeddings"]
         kwargs["position_embeddings"] = (torch.ones_like(cos), torch.zeros_like(sin))
 

@@ -11,8 +11,7 @@ from harness.rows import ATTENTION, STATISTICS
 
 
 def random_values(rng, queries, layers=2, heads=3):
-    values = {name: rng.normal(5, 2, (layers, heads, queries)) for name in STATISTICS}
-    return values
+    return {name: rng.normal(5, 2, (layers, heads, queries)) for name in STATISTICS}
 
 
 @settings(max_examples=20, deadline=None)

@@ -52,9 +52,7 @@ def test_a_bad_loss_spoils_its_bin_and_only_that(bad):
     assert row["position_start"] <= 21 < row["position_stop"]
 
 
-@given(
-    tokens=st.integers(2, 300), context=st.integers(2, 300), stride=st.integers(1, 300)
-)
+@given(tokens=st.integers(2, 300), context=st.integers(2, 300), stride=st.integers(1, 300))
 def test_sliding_windows_score_each_token_once_with_the_most_context(tokens, context, stride):
     stride = min(stride, context)
     scored = []
@@ -74,8 +72,13 @@ def test_one_window_is_the_full_protocol():
 def test_positions_of_a_sliding_window_are_tokens_of_context():
     nll = np.ones(4)
     rows = nll_rows(
-        document(64), np.array([12, 13, 14, 15]), np.array([40, 41, 42, 43]), nll,
-        bin_edges([16]), 16, "sliding",
+        document(64),
+        np.array([12, 13, 14, 15]),
+        np.array([40, 41, 42, 43]),
+        nll,
+        bin_edges([16]),
+        16,
+        "sliding",
     )
     assert rows["position_start"].min() >= 12
     assert rows["bytes"].sum() == 12

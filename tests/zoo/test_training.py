@@ -30,19 +30,23 @@ def quiet(line):
 def test_an_interrupted_training_ends_where_an_undisturbed_one_does(text, tmp_path):
     whole, _ = train("llama-10k", text, recipe(4), tmp_path / "a", say=quiet, checkpoint_every=2)
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop_after_the_first_checkpoint(line):
         if "step 2  passkey" in line:
             stop_after_the_first_checkpoint.seen = True
         elif getattr(stop_after_the_first_checkpoint, "seen", False):
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(
-            "llama-10k", text, recipe(4), tmp_path / "b",
-            say=stop_after_the_first_checkpoint, checkpoint_every=2,
+            "llama-10k",
+            text,
+            recipe(4),
+            tmp_path / "b",
+            say=stop_after_the_first_checkpoint,
+            checkpoint_every=2,
         )
     said = []
     resumed, card = train(
