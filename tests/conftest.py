@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# Before anything imports the hub's client: no test waits for a network.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 

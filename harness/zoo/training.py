@@ -115,6 +115,7 @@ def _step(
     )
     losses = flat.view(recipe.batch, -1)
     torch.autograd.backward(losses.mean())
+    losses = losses.detach()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()

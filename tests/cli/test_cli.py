@@ -86,10 +86,7 @@ def test_set_changes_the_sweep(sweep, tmp_path, capsys):
         (("probes", "{}"), "probes"),
     ],
 )
-def test_bad_input_is_one_message_and_nothing_is_written(
-    sweep, tmp_path, capsys, monkeypatch, change, message
-):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_bad_input_is_one_message_and_nothing_is_written(sweep, tmp_path, capsys, change, message):
     results = tmp_path / "r"
     key, value = change
     text = fails(capsys, "run", sweep, "--results", results, "--set", f"{key}={value}")
@@ -180,10 +177,9 @@ def test_python_dash_m_is_the_same_command():
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma3", "zoo", "quickstart", "entropy_collapse"])
-def test_every_shipped_config_can_be_planned(name, tmp_path, capsys, monkeypatch):
+def test_every_shipped_config_can_be_planned(name, tmp_path, capsys):
     from pathlib import Path
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = Path(__file__).parents[2] / "configs" / f"{name}.yaml"
     assert main(["plan", str(path), "--results", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
