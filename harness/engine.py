@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.attention import AttentionSettings, AttentionStatistics, recording
+from harness.attention import recording
+from harness.attention_data import AttentionSettings, AttentionStatistics
 from harness.errors import DataError, ModelError
-from harness.rows import STATISTICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +53,9 @@ class Measurement:
 
 
 def _base_model(model: Any) -> Any:
-    prefix = getattr(model, "base_model_prefix", "")
-    base = getattr(model, prefix, None) if prefix else None
+    # Llama 4's prefix names something that its text model does not have.
+    names = (getattr(model, "base_model_prefix", ""), "model")
+    base = next((found for n in names if n and (found := getattr(model, n, None))), None)
     if base is None or base is model:
         raise ModelError(
             f"{type(model).__name__} is not a causal language model of transformers (no base "
@@ -65,13 +66,14 @@ def _base_model(model: Any) -> Any:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        model.train(training)
+        for module in training:  # not model.train(): some parts may have been at rest before
+            module.training = True
 
 
 @contextmanager
@@ -97,12 +99,12 @@ def _head(model: Any, input_ids: Tensor, output: Any, at: slice | Tensor) -> Ten
     # Of the same class as the base model's own output: some heads read fields of it.
     some = type(output)(last_hidden_state=output.last_hidden_state[:, at])
     with _returning(_base_model(model), some):
-        logits: Tensor = model(input_ids=input_ids[:, at], use_cache=False).logits
+        logits: Tensor = model(input_ids=input_ids[:, at], use_cache=False, return_dict=True).logits
     return logits
 
 
 def _base_output(model: Any, input_ids: Tensor) -> Any:
-    return _base_model(model)(input_ids=input_ids, use_cache=False)
+    return _base_model(model)(input_ids=input_ids, use_cache=False, return_dict=True)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -131,15 +133,21 @@ def _check_ids(model: Any, input_ids: Any) -> Tensor:
         raise DataError(f"input_ids must be a tensor of shape [1, n], not {shape}")
     if input_ids.shape[1] < 2:
         raise DataError("input_ids must hold at least 2 tokens: one to see and one to predict")
+    return _known_tokens(model, input_ids)
+
+
+def _known_tokens(model: Any, input_ids: Tensor) -> Tensor:
+    """The ids as int64 on the embeddings' device; refused if the model does not know them."""
+    _base_model(model)
     if input_ids.is_floating_point():
         raise DataError(f"input_ids must be whole numbers, not {input_ids.dtype}")
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    if int(input_ids.max()) >= vocabulary or int(input_ids.min()) < 0:
+    weight = model.get_input_embeddings().weight
+    if int(input_ids.max()) >= weight.shape[0] or int(input_ids.min()) < 0:
         raise DataError(
-            f"input_ids holds a token outside the model's vocabulary of {vocabulary}; is it from "
-            "this model's tokenizer?"
+            f"input_ids holds a token outside the model's vocabulary of {weight.shape[0]}; is it "
+            "from this model's tokenizer?"
         )
-    return input_ids.to(device=model.get_input_embeddings().weight.device, dtype=torch.int64)
+    return input_ids.to(device=weight.device, dtype=torch.int64)
 
 
 def measure(
@@ -227,8 +235,6 @@ def attention_statistics(
         DataError: As in `measure`, or if `queries` or `local_window` is below 1.
         ModelError: As in `measure`.
     """
-    import pandas as pd
-
     if queries != "all" and (isinstance(queries, (bool, str)) or queries < 1):
         raise DataError(f"queries must be 'all' or a number of at least 1, not {queries!r}")
     if local_window < 1:
@@ -236,20 +242,7 @@ def attention_statistics(
     settings = AttentionSettings(queries=queries, local_window=local_window, seed=seed)
     result = measure(model, input_ids, nll=False, attention=settings).attention
     assert result is not None
-    layers, heads, count = result.values["entropy_nats"].shape
-    layer, head, index = (
-        axis.ravel()
-        for axis in np.meshgrid(
-            np.arange(layers), np.arange(heads), np.arange(count), indexing="ij"
-        )
-    )
-    columns: dict[str, Any] = {
-        "layer": layer,
-        "layer_type": np.array(result.layer_types, dtype=object)[layer],
-        "head": head,
-        "position": result.positions[index],
-    }
-    return pd.DataFrame(columns | {name: result.values[name].ravel() for name in STATISTICS})
+    return result.table()
 
 
 def _output_behind_prefix(model: Any, input_ids: Tensor, shared_tokens: int) -> Any:
@@ -283,7 +276,12 @@ def answer_logits(
 
     Returns:
         float32 (float64 if the model is), shape ``(B, P, V)``.
+
+    Raises:
+        DataError: If a token is not in the model's vocabulary.
+        ModelError: If the model is not a causal language model.
     """
+    input_ids = _known_tokens(model, input_ids)
     at = positions.to(input_ids.device) - shared_tokens
     with _evaluating(model):
         if shared_tokens:

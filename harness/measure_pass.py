@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 import torch
 
+from harness.attention_data import sample_positions
 from harness.bins import bin_edges
 from harness.data import TokenizedDocument
 from harness.engine import AttentionSettings, measure, token_nll
 from harness.passkey import PasskeyPrompt, depth_values
 from harness.plan import ModelPlan, Pass
-from harness.probes.entropy import AttentionAccumulator, sample_positions
+from harness.probes.entropy import AttentionAccumulator
 from harness.probes.passkey import passkey_rows
 from harness.probes.perplexity import full_rows, nll_rows, sliding_windows
 from harness.spec import Sweep
@@ -105,7 +106,7 @@ class Bench:
                 parts.append(full_rows(document, result.nll, self._edges, stop))
             if attention is not None and result.attention is not None:
                 found = result.attention
-                attention.add(found.positions, found.layer_types, found.values)
+                attention.add(found.positions, found.layers, found.layer_types, found.values)
             self.advance(stop)
         measured = {}
         if parts:

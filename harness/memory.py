@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +40,9 @@ def _resident_bytes() -> int:
         return resident
     import resource  # without /proc: the whole life's peak is all there is
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Bytes on macOS, kibibytes elsewhere.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class PeakMemory:

@@ -1,11 +1,13 @@
 """Statistics against the N x N reference, for every family and every column."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 import harness
-from harness import attention
+from harness import attention, tiles
 from harness.engine import AttentionSettings, measure
 from harness.errors import DataError, ModelError
 from harness.rows import STATISTICS
@@ -71,7 +73,7 @@ def test_bfloat16_statistics_are_those_of_its_own_queries_and_keys():
 def test_results_do_not_depend_on_the_tile(name, rows, monkeypatch):
     model, ids = make_model(name, 3), random_ids(3, TOKENS)
     whole = measure(model, ids, attention=settings())
-    monkeypatch.setattr(attention, "_tile_rows", lambda call: rows)
+    monkeypatch.setattr(tiles, "tile_rows", lambda call, heads: rows)
     tiled = measure(model, ids, attention=settings())
     assert np.abs(whole.nll - tiled.nll).max() < 1e-4
     for column in STATISTICS:
@@ -173,13 +175,101 @@ def test_it_is_put_back_after_an_exception(monkeypatch):
     def fail(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(attention, "_attend", fail)
+    monkeypatch.setattr(attention, "attend", fail)
     with pytest.raises(MemoryError):
         measure(model, ids, attention=settings())
     assert model.config._attn_implementation == "sdpa"
-    assert not attention._recorders
+    assert attention._recorder.get() is None
     monkeypatch.undo()
     measure(model, ids, attention=settings())
+
+
+def test_parts_with_another_implementation_get_their_own_back():
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    model.model.config = copy.deepcopy(model.config)
+    model.model.config._attn_implementation = "eager"
+    with attention.recording(model, 20, settings()), torch.inference_mode():
+        model.model(ids, use_cache=False)
+    assert model.config._attn_implementation == "sdpa"
+    assert model.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("queries", ["all", 8])
+def test_hidden_states_are_those_without_the_probe(name, queries):
+    model, ids = make_model(name, 8), random_ids(8, TOKENS)
+    with torch.inference_mode():
+        plain = model.base_model(ids, use_cache=False).last_hidden_state
+        with attention.recording(model, TOKENS, settings(queries=queries)):
+            probed = model.base_model(ids, use_cache=False).last_hidden_state
+    assert (plain - probed).abs().max() < 1e-5 * plain.abs().max()
+
+
+def test_chunks_are_no_windows():
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    config = Llama4TextConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        intermediate_size_mlp=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        no_rope_layers=[1, 0],
+        attention_chunk_size=16,
+        pad_token_id=0,
+    )
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    model, ids = Llama4ForCausalLM(config).double().eval(), random_ids(0, TOKENS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)
+    result = measure(model, ids, attention=settings())
+    expected, losses = reference(model, ids)
+    assert result.nll == pytest.approx(losses, abs=1e-8)
+    for column in STATISTICS:
+        np.testing.assert_allclose(result.attention.values[column], expected[column], atol=1e-8)
+    assert (result.attention.values["entropy_nats"][0, :, [0, 16, 32]] == 0).all()
+
+
+def test_layers_without_attention_keep_their_numbers():
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention", "conv"],
+    )
+    model = Lfm2ForCausalLM(config).eval()
+    found = measure(model, random_ids(0, 20), attention=settings()).attention
+    assert found.layers == (1,)
+    assert found.layer_types == ("full_attention",)
+    assert harness.attention_statistics(model, random_ids(0, 20))["layer"].unique() == [1]
+
+
+def test_scores_with_a_bias_of_their_own_are_refused():
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    with (
+        pytest.raises(ModelError, match="position_bias"),
+        attention.recording(model, 20, settings()),
+    ):
+        model(ids, use_cache=False, position_bias=torch.zeros(1))
+
+
+@pytest.mark.parametrize("positions", [(), (-1, 3), (3, 3), (4, 2), (0, 20)])
+def test_bad_positions_are_refused(positions):
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    with pytest.raises(DataError, match="position"):
+        measure(model, ids, attention=settings(queries=positions))
 
 
 def test_the_probe_outside_a_measurement_says_so():

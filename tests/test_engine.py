@@ -64,6 +64,20 @@ def test_training_mode_and_forward_are_put_back():
     assert "forward" not in model.model.__dict__
 
 
+def test_parts_at_rest_stay_at_rest():
+    model, ids = make_model("llama", 0), random_ids(0, 20)
+    model.train()
+    model.model.layers[0].eval()
+    harness.token_nll(model, ids)
+    assert model.training
+    assert not model.model.layers[0].training
+
+
+def test_unknown_tokens_of_a_prompt_are_refused():
+    with pytest.raises(DataError, match="vocabulary of 97"):
+        answer_logits(make_model("llama", 0), torch.full((2, 5), 97), torch.tensor([1]))
+
+
 def test_a_forward_of_somebody_else_is_put_back():
     model, ids = make_model("llama", 0), random_ids(0, 20)
     own = model.model.forward

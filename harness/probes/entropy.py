@@ -20,6 +20,7 @@ class AttentionAccumulator:
 
     def __init__(self, edges: Ints, context_length: int) -> None:
         self._edges = edges[edges <= context_length]
+        self._layers: tuple[int, ...] = ()
         self._layer_types: tuple[str, ...] = ()
         # Per statistic: count, mean and sum of squared deviations, each [layers, heads, bins].
         self._count: dict[str, Floats] = {}
@@ -27,15 +28,23 @@ class AttentionAccumulator:
         self._squares: dict[str, Floats] = {}
         self._queries = np.zeros(len(self._edges) - 1, dtype=np.int64)
 
-    def add(self, positions: Ints, layer_types: tuple[str, ...], values: dict[str, Floats]) -> None:
+    def add(
+        self,
+        positions: Ints,
+        layers: tuple[int, ...],
+        layer_types: tuple[str, ...],
+        values: dict[str, Floats],
+    ) -> None:
         """Take in one document.
 
         Args:
             positions: Of the queries, ascending, shape ``(queries,)``.
+            layers: Index in the model of each attention layer.
             layer_types: One a layer.
             values: Statistic to array ``(layers, heads, queries)``; NaN where a query has none
                 (normalised entropy with a single visible key).
         """
+        self._layers = layers
         self._layer_types = layer_types
         cuts = np.searchsorted(positions, self._edges)
         for index, (low, high) in enumerate(pairwise(cuts)):
@@ -72,7 +81,7 @@ class AttentionAccumulator:
             a.ravel() for a in np.meshgrid(np.arange(layers), np.arange(heads), used, indexing="ij")
         )
         columns: dict[str, Any] = {
-            "layer": layer,
+            "layer": np.array(self._layers, dtype=np.int64)[layer],
             "layer_type": np.array(self._layer_types, dtype=object)[layer],
             "head": head,
             "position_start": self._edges[:-1][index],
@@ -87,23 +96,3 @@ class AttentionAccumulator:
                 columns[name] = np.where(count > 0, mean, np.nan)
                 columns[f"{name}_std"] = np.where(count > 0, np.sqrt(squares / count), np.nan)
         return pd.DataFrame(columns)[list(ATTENTION)]
-
-
-def sample_positions(
-    context_lengths: tuple[int, ...], queries: int, seed: int
-) -> npt.NDArray[np.int64]:
-    """Query positions that give every context length its share.
-
-    Each length gets `queries` positions, one at random in each of as many even strata, so that
-    the last eighth of a short length is not left to chance when one pass serves a long one too.
-
-    Returns:
-        int64, sorted, without repeats.
-    """
-    chosen: set[int] = set()
-    for length in context_lengths:
-        rng = np.random.default_rng([seed, length])
-        number = min(queries, length)
-        edges = np.linspace(0, length, number + 1)
-        chosen |= {int(p) for p in rng.uniform(edges[:-1], edges[1:])}
-    return np.array(sorted(chosen), dtype=np.int64)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.attention_data import sample_positions
 from harness.bins import bin_edges
-from harness.probes.entropy import AttentionAccumulator, sample_positions
+from harness.probes.entropy import AttentionAccumulator
 from harness.rows import ATTENTION, STATISTICS
 
 
@@ -25,7 +26,7 @@ def test_mean_spread_and_count_over_documents(seed, documents):
         values = random_values(rng, 64)
         values["normalized_entropy"][:, :, 0] = np.nan
         blocks.append(values)
-        accumulator.add(np.arange(64), ("full_attention", "sliding_attention"), values)
+        accumulator.add(np.arange(64), (3, 7), ("full_attention", "sliding_attention"), values)
     rows = accumulator.rows()
     assert list(rows.columns) == list(ATTENTION)
     assert len(rows) == 2 * 3 * (len(edges) - 1)
@@ -33,10 +34,11 @@ def test_mean_spread_and_count_over_documents(seed, documents):
         inside = slice(row.position_start, row.position_stop)
         assert row.queries == documents * (row.position_stop - row.position_start)
         for name in STATISTICS:
-            all_values = np.concatenate([b[name][row.layer, row.head, inside] for b in blocks])
+            layer = (3, 7).index(row.layer)
+            all_values = np.concatenate([b[name][layer, row.head, inside] for b in blocks])
             assert getattr(row, name) == pytest.approx(np.nanmean(all_values), rel=1e-10)
             assert getattr(row, f"{name}_std") == pytest.approx(np.nanstd(all_values), rel=1e-8)
-        assert row.layer_type == ("full_attention", "sliding_attention")[row.layer]
+        assert row.layer_type == ("full_attention", "sliding_attention")[layer]
 
 
 def test_a_tiny_spread_around_a_large_mean_is_not_lost():
@@ -44,8 +46,8 @@ def test_a_tiny_spread_around_a_large_mean_is_not_lost():
     accumulator = AttentionAccumulator(np.array([0, 8]), 8)
     values = random_values(rng, 8)
     values["mean_distance_tokens"] = 1e8 + rng.normal(0, 1e-2, (2, 3, 8))
-    accumulator.add(np.arange(8), ("a", "a"), values)
-    accumulator.add(np.arange(8), ("a", "a"), values)
+    accumulator.add(np.arange(8), (0, 1), ("a", "a"), values)
+    accumulator.add(np.arange(8), (0, 1), ("a", "a"), values)
     expected = values["mean_distance_tokens"].std(-1).ravel()
     assert accumulator.rows()["mean_distance_tokens_std"].to_numpy() == pytest.approx(
         expected, rel=1e-4
@@ -57,7 +59,7 @@ def test_a_nan_is_recorded_not_averaged_away():
     values = random_values(rng, 8)
     values["entropy_nats"][0, 0, 3] = np.nan
     accumulator = AttentionAccumulator(np.array([0, 8]), 8)
-    accumulator.add(np.arange(8), ("a", "a"), values)
+    accumulator.add(np.arange(8), (0, 1), ("a", "a"), values)
     rows = accumulator.rows().set_index(["layer", "head"])
     assert np.isnan(rows.loc[(0, 0), "entropy_nats"])
     assert rows["entropy_nats"].notna().sum() == 5
@@ -66,7 +68,7 @@ def test_a_nan_is_recorded_not_averaged_away():
 def test_bins_without_queries_have_no_row():
     rng = np.random.default_rng(0)
     accumulator = AttentionAccumulator(bin_edges([16, 64]), 64)
-    accumulator.add(np.array([60, 62]), ("a", "a"), random_values(rng, 2))
+    accumulator.add(np.array([60, 62]), (0, 1), ("a", "a"), random_values(rng, 2))
     rows = accumulator.rows()
     assert set(rows["position_start"]) == {56}
     assert set(rows["queries"]) == {2}
@@ -77,7 +79,7 @@ def test_a_bin_of_the_very_first_query_has_no_normalised_entropy():
     values = random_values(rng, 1)
     values["normalized_entropy"][:] = np.nan
     accumulator = AttentionAccumulator(np.array([0, 1]), 1)
-    accumulator.add(np.array([0]), ("a", "a"), values)
+    accumulator.add(np.array([0]), (0, 1), ("a", "a"), values)
     assert accumulator.rows()["normalized_entropy"].isna().all()
 
 
