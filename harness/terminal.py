@@ -31,33 +31,32 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.1e}"
 
 
-def _outcome_table(model: str, rows: pd.DataFrame) -> Table:
-    trained = int(rows["trained_length"].iloc[0])
-    table = Table(
-        title=f"{model} (trained at {trained} tokens)", box=SIMPLE_HEAD, title_justify="left"
-    )
-    table.add_column("method")
-    kinds = [
-        ("tail_perplexity", "tail ppl", 1),
-        ("passkey_accuracy", "passkey", 2),
-    ]
+def _measures(rows: pd.DataFrame) -> list[tuple[str, str, int]]:
+    """Columns of the summary to show: name, title, digits; those that hold anything."""
     entropies = [c for c in map(str, rows.columns) if c.startswith("entropy_nats_")]
-    kinds += [
-        (c, "H " + c.removeprefix("entropy_nats_").removesuffix("_attention"), 2) for c in entropies
+    chosen = [
+        ("tail_perplexity", "perplexity of the last eighth", 1),
+        ("passkey_accuracy", "passkeys found", 2),
+        *((c, f"entropy in nats, {c.removeprefix('entropy_nats_')}", 2) for c in entropies),
     ]
-    kinds = [k for k in kinds if k[0] in rows and rows[k[0]].notna().any()]
+    return [m for m in chosen if m[0] in rows and rows[m[0]].notna().any()]
+
+
+def _outcome_table(model: str, rows: pd.DataFrame) -> Table:
+    """Methods down, lengths across, one block a measure: as wide as the lengths need."""
+    trained = int(rows["trained_length"].iloc[0])
+    title = f"{model} (trained at {trained} tokens)"
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
     lengths = sorted(rows["context_length"].unique())
-    for _, title, _ in kinds:
-        for n in lengths:
-            table.add_column(f"{title}\n{n}", justify="right", no_wrap=True)
-    for method, own in rows.groupby("method", sort=False):
-        by_length = own.set_index("context_length")
-        cells = [
-            _number(by_length[column].get(n, float("nan")), digits)
-            for column, _, digits in kinds
-            for n in lengths
-        ]
-        table.add_row(str(method), *cells)
+    for n in lengths:
+        table.add_column(str(n), justify="right", no_wrap=True)
+    for column, title, digits in _measures(rows):
+        table.add_row(f"[bold]{title}[/bold]")
+        for method, own in rows.groupby("method", sort=False):
+            values = own.set_index("context_length")[column]
+            cells = [_number(values.get(n, float("nan")), digits) for n in lengths]
+            table.add_row(f"  {method}", *cells)
     return table
 
 

@@ -47,11 +47,11 @@ def test_run_plan_and_report(sweep, tmp_path, capsys):
     assert not results.exists()
     assert main(["run", str(sweep), "--results", str(results)]) == 0
     captured = capsys.readouterr()
-    assert "tail ppl" in captured.out
+    assert "perplexity of the last eighth" in captured.out
     assert str(results / "figures") in captured.out.replace("\n", "")
     assert "passes" in captured.err
     assert main(["report", str(results)]) == 0
-    assert "tail ppl" in capsys.readouterr().out
+    assert "perplexity of the last eighth" in capsys.readouterr().out
     assert main(["plan", str(sweep), "--results", str(results)]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "tiny-llama" in line)
     passes, done = row.split()[-2:]
