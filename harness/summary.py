@@ -41,8 +41,8 @@ def summarize(tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> pd.DataFr
     - ``passkey_accuracy`` with its Wilson interval.
     - ``seconds``: what the finished passes took that serve this row, summed
       over the probes. A pass that served several lengths is shared out by
-      their tokens: length n gets n / (sum of the lengths) of it. Passes shared
-      by two methods count in full for each. ``peak_memory_bytes`` is the
+      their tokens: length n gets n / (sum of the lengths) of it, whichever
+      methods they belong to. A share that two methods use counts for each. ``peak_memory_bytes`` is the
       largest of those passes.
 
     A cell that was not measured (a failed pass) is NaN, and so is one whose
@@ -205,13 +205,13 @@ def _passkeys(table: pd.DataFrame) -> pd.DataFrame:
 def _pass_lengths(passes: pd.DataFrame) -> pd.DataFrame:
     """The passes, a row per length served, with that length's share of the tokens."""
     lengths = [parse_lengths(text) for text in passes["context_lengths"]]
-    frame = passes.assign(
-        context_length=pd.Series(lengths, index=passes.index, dtype=object),
-        _total=[sum(served) for served in lengths],
-    )
+    frame = passes.assign(context_length=pd.Series(lengths, index=passes.index, dtype=object))
     frame = frame.explode("context_length").dropna(subset="context_length")
     frame["context_length"] = frame["context_length"].astype("int64")
-    frame["_share"] = frame["context_length"] / frame["_total"]
+    # What one method does not use of a pass, another does: the shares are of all its lengths.
+    served = frame.drop_duplicates(["pass_id", "context_length"])
+    totals = served.groupby("pass_id")["context_length"].sum()
+    frame["_share"] = frame["context_length"] / frame["pass_id"].map(totals)
     return frame
 
 

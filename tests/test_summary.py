@@ -216,3 +216,21 @@ def test_written_files(tmp_path: Path) -> None:
     write_summary(tmp_path, summary)
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == summary_markdown(summary)
     assert (tmp_path / "summary.csv").read_text().startswith("model,method,trained_length")
+
+
+def test_a_pass_is_shared_out_over_the_lengths_of_all_its_methods() -> None:
+    passes = pd.DataFrame(
+        {
+            "pass_id": ["p", "p"],
+            "model": "m",
+            "method": ["none", "yarn"],
+            "trained_length": 256,
+            "probe": "perplexity",
+            "context_lengths": ["256,768", "256"],
+            "status": "done",
+            "seconds": 8.0,
+            "peak_memory_bytes": 1,
+        }
+    )
+    seconds = summarize({"passes": passes}).set_index(["method", "context_length"])["seconds"]
+    assert seconds.to_dict() == {("none", 256): 2.0, ("none", 768): 6.0, ("yarn", 256): 2.0}
