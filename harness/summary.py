@@ -42,8 +42,8 @@ def summarize(tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> pd.DataFr
     - ``seconds``: what the finished passes took that serve this row, summed
       over the probes. A pass that served several lengths is shared out by
       their tokens: length n gets n / (sum of the lengths) of it, whichever
-      methods they belong to. A share that two methods use counts for each. ``peak_memory_bytes`` is the
-      largest of those passes.
+      methods they belong to. A share that two methods use counts for each.
+      ``peak_memory_bytes`` is the largest of those passes.
 
     A cell that was not measured (a failed pass) is NaN, and so is one whose
     losses are: nothing is averaged away.
