@@ -34,6 +34,15 @@ class ModelFacts:
 
     geometry: dict[str | None, RopeGeometry]
     layer_types: tuple[str, ...] | None
+
+    @property
+    def native_follows_length(self) -> bool:
+        """Whether the model's own scaling chooses its tables by the length of the input."""
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+        types = {part.get("rope_type") or part.get("type") for part in parts}
+        return bool(types & {"dynamic", "longrope", "su"})
+
     trained_length: int
     fingerprint: str
     config: dict[str, Any]

@@ -209,7 +209,8 @@ def _by_tables(sweep: Sweep, model: ModelPlan, probe: str) -> list[_Users]:
                     f"method '{method.name}' on model '{model.spec.label}': {error}"
                 ) from None
             key = _digest(tables)
-            if not _one_forward_serves_all(sweep, probe):
+            follows = method.kind == "native" and model.facts.native_follows_length
+            if follows or not _one_forward_serves_all(sweep, probe):
                 key += f"-{length}"
             users.setdefault(key, _Users(tables, [])).methods.append((length, method))
     return list(users.values())

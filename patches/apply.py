@@ -76,7 +76,8 @@ def applied(
             the layers cannot be separated, or the check fails. The model is then as it was.
     """
     if isinstance(patch, Native):
-        yield AppliedPatch(tables={}, layers_changed=())
+        with _state_kept(model):
+            yield AppliedPatch(tables={}, layers_changed=())
         return
     geometries = _geometries(model, geometry)
     layer_types = layer_types_of(model.config)
@@ -95,6 +96,25 @@ def applied(
         else:
             layers_changed = _layers_of(model.config, layer_types, tables)
         yield AppliedPatch(tables=tables, layers_changed=layers_changed)
+
+
+@contextmanager
+def _state_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what rotary modules that follow the length do to themselves.
+
+    Stock ``dynamic`` and ``longrope`` scaling keep the tables of the longest input so far, so that
+    a shorter one behind it would be measured with a longer one's.
+    """
+    modules = [m for m in model.modules() if "RotaryEmbedding" in type(m).__name__]
+    kept = [
+        (m, dict(m._buffers), {k: v for k, v in vars(m).items() if k[0] != "_"}) for m in modules
+    ]
+    try:
+        yield
+    finally:
+        for module, buffers, attributes in kept:
+            module._buffers.update(buffers)
+            vars(module).update(attributes)
 
 
 def _geometries(

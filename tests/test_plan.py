@@ -110,3 +110,17 @@ def test_lengths_beyond_every_document_are_refused(tiny_folder):
 def test_a_length_too_short_for_a_passkey_is_refused(tiny_folder):
     with pytest.raises(DataError, match="passkey prompt needs"):
         make_plan(sweep_of(tiny_folder, probes={"passkey": {}}, context_lengths=[16]), tiny_folder)
+
+
+def test_a_native_scaling_that_follows_the_length_has_a_pass_a_length(tiny_folder, tmp_path):
+    import json
+    import shutil
+
+    copy = tmp_path / "dynamic"
+    shutil.copytree(tiny_folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    methods = [{"kind": "native"}]
+    assert len(make_plan(sweep_of(copy, methods=methods), copy).passes) == 1
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (copy / "config.json").write_text(json.dumps(config))
+    assert len(make_plan(sweep_of(copy, methods=methods), copy).passes) == 2

@@ -34,7 +34,7 @@ def _shared_prefix(ids: Ids, answer_tokens: int) -> int:
     return min(first_difference, int(ids.shape[1]) - answer_tokens - 1)
 
 
-def _batches(prompts: Sequence[PasskeyPrompt], tokens: int) -> Iterator[_Batch]:
+def _batches(prompts: Sequence[PasskeyPrompt], tokens: int, share: bool = True) -> Iterator[_Batch]:
     """Prompts that are alike up to their needle, as many as fit into a budget of tokens.
 
     Only what lies behind the shared haystack counts: a needle near the end costs next to nothing.
@@ -42,7 +42,7 @@ def _batches(prompts: Sequence[PasskeyPrompt], tokens: int) -> Iterator[_Batch]:
     for _, group in groupby(prompts, key=lambda p: (p.depth, p.answer_tokens)):
         alike = list(group)
         ids = np.stack([p.input_ids for p in alike])
-        shared = _shared_prefix(ids, alike[0].answer_tokens) if len(alike) > 1 else 0
+        shared = _shared_prefix(ids, alike[0].answer_tokens) if share else 0
         # Behind a prefix, attention needs a mask and does not skip what is hidden: a short prefix
         # saves less than that costs.
         shared = shared if 2 * shared >= ids.shape[1] else 0
@@ -103,6 +103,7 @@ def passkey_rows(
     *,
     distractors: int,
     generate: bool,
+    share: bool = True,
     batch_tokens: int = 4096,
 ) -> Iterator[pd.DataFrame]:
     """Score prompts in batches.
@@ -117,6 +118,8 @@ def passkey_rows(
         prompts: All of one length.
         distractors: Noted in the rows.
         generate: Decode greedily instead of comparing argmaxes.
+        share: Whether a prefix may run on its own; not where the model's own scaling would take
+            other tables for it than for the whole.
         batch_tokens: Tokens behind the shared haystack in one forward pass, at most (one prompt
             at least).
 
@@ -124,7 +127,7 @@ def passkey_rows(
         A table per batch; columns as in ``rows.PASSKEY``.
     """
     device = next(model.parameters()).device
-    for batch in _batches(prompts, batch_tokens):
+    for batch in _batches(prompts, batch_tokens, share):
         size, answer = len(batch.prompts[0].input_ids), batch.prompts[0].answer_tokens
         ids = torch.from_numpy(np.stack([p.input_ids for p in batch.prompts])).to(device)
         positions = torch.arange(size - answer - 1, size - 1)
