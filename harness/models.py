@@ -14,7 +14,8 @@ from typing import Any
 
 from harness.errors import ModelError
 from harness.spec import ModelSpec
-from harness.zoo import TOKENIZER_FOLDER, zoo_folder
+from harness.zoo import zoo_folder
+from harness.zoo.tokenizer import ZooTokenizer
 from patches import PatchError, RopeGeometry, layer_types_of
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
@@ -174,10 +175,10 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     Raises:
         ModelError: If there is none.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     if _zoo_name(spec) is not None:
-        return PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
+        return ZooTokenizer()
+    from transformers import AutoTokenizer
+
     extra = {"gguf_file": spec.gguf_file} if spec.gguf_file else {}
     try:
         return AutoTokenizer.from_pretrained(_source(spec), revision=spec.revision, **extra)

@@ -7,8 +7,7 @@ from typing import Any
 from harness.corpus import SourceFile
 from harness.passkey_text import COLOURS, DISTRACTOR, FILLER, INTRODUCTION, NEEDLE, QUESTION
 from harness.zoo import VOCABULARY
-
-BOS = "<s>"
+from harness.zoo.tokenizer import BOS
 
 
 def train_tokenizer(files: list[SourceFile]) -> Any:
