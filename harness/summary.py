@@ -211,7 +211,7 @@ def _pass_lengths(passes: pd.DataFrame) -> pd.DataFrame:
     # What one method does not use of a pass, another does: the shares are of all its lengths.
     served = frame.drop_duplicates(["pass_id", "context_length"])
     totals = served.groupby("pass_id")["context_length"].sum()
-    frame["_share"] = frame["context_length"] / frame["pass_id"].map(totals)
+    frame["_share"] = frame["context_length"] / frame["pass_id"].map(totals).astype("float64")
     return frame
 
 

@@ -42,11 +42,9 @@ def _measures(rows: pd.DataFrame) -> list[tuple[str, str, int]]:
     return [m for m in chosen if m[0] in rows and rows[m[0]].notna().any()]
 
 
-def _outcome_table(model: str, rows: pd.DataFrame) -> Table:
+def _outcome_table(rows: pd.DataFrame) -> Table:
     """Methods down, lengths across, one block a measure: as wide as the lengths need."""
-    trained = int(rows["trained_length"].iloc[0])
-    title = f"{model} (trained at {trained} tokens)"
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("")
     lengths = sorted(rows["context_length"].unique())
     for n in lengths:
@@ -68,7 +66,10 @@ def print_outcome(folder: Path, tables: Tables) -> int:
     """
     console = _console()
     for model, rows in tables["summary"].groupby("model", sort=False):
-        console.print(_outcome_table(str(model), rows))
+        if _measures(rows):
+            trained = int(rows["trained_length"].iloc[0])
+            console.print(f"[bold]{model}[/bold] (trained at {trained} tokens)", highlight=False)
+            console.print(_outcome_table(rows))
     failed = tables["passes"].query("status not in ('done', 'skipped')")
     for row in failed.itertuples():
         console.print(

@@ -234,3 +234,22 @@ def test_a_pass_is_shared_out_over_the_lengths_of_all_its_methods() -> None:
     )
     seconds = summarize({"passes": passes}).set_index(["method", "context_length"])["seconds"]
     assert seconds.to_dict() == {("none", 256): 2.0, ("none", 768): 6.0, ("yarn", 256): 2.0}
+
+
+def test_a_sweep_of_which_every_pass_failed_has_a_summary_of_holes() -> None:
+    passes = pd.DataFrame(
+        {
+            "pass_id": ["p"],
+            "model": "m",
+            "method": "none",
+            "trained_length": 256,
+            "probe": "perplexity",
+            "context_lengths": "256",
+            "status": "failed",
+            "seconds": float("nan"),
+            "peak_memory_bytes": float("nan"),
+        }
+    )
+    summary = summarize({"passes": passes})
+    assert len(summary) == 1
+    assert summary["seconds"].isna().all()
