@@ -15,6 +15,8 @@ from typing import Any
 
 import pandas as pd
 
+from harness.tables import atomic_write
+
 _MARKER = "complete"
 _ROWS = "rows.parquet"
 _RECORD = "pass.json"
@@ -30,14 +32,8 @@ def _fsync(path: Path) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        _fsync(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Write a text file whole or not at all."""
+    atomic_write(path, lambda stream: stream.write(text.encode()))
 
 
 class Store:
