@@ -255,6 +255,8 @@ def _plan_probe(sweep: Sweep, model: ModelPlan, probe: str) -> tuple[list[Pass],
             )
             for length, method in users.methods
         ]
+    order = {method.name: index for index, method in enumerate(sweep.methods)}
+    cells.sort(key=lambda cell: (order[cell.method], cell.context_length))
     return passes, cells
 
 

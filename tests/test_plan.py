@@ -124,3 +124,11 @@ def test_a_native_scaling_that_follows_the_length_has_a_pass_a_length(tiny_folde
     config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     (copy / "config.json").write_text(json.dumps(config))
     assert len(make_plan(sweep_of(copy, methods=methods), copy).passes) == 2
+
+
+def test_cells_keep_the_order_of_the_file(tiny_folder):
+    methods = [{"kind": "yarn"}, {"kind": "native"}, {"kind": "linear"}, {"kind": "none"}]
+    plan = make_plan(sweep_of(tiny_folder, methods=methods), tiny_folder)
+    assert [(c.method, c.context_length) for c in plan.cells] == [
+        (m["kind"], n) for m in methods for n in (64, 128)
+    ]
