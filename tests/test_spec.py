@@ -197,7 +197,7 @@ def test_a_dumped_sweep_reads_back_equal(tmp_path):
             {"kind": "yarn", "beta_slow": 1e-7, "truncate": False, "layers": ["a", "b"]},
         ],
         context_lengths=["4x", 32, "0.5x"],
-        data={"source": "text", "files": ["*.txt", "'q'"], "documents": 3},
+        data={"source": "text", "files": ["/a/*.txt", "/'q'"], "documents": 3},
         probes={"entropy": {"queries": 9}, "passkey": {"depths": [0, 0.1, 1], "generate": True}},
     )
     assert round_trip(sweep, tmp_path) == sweep
@@ -205,6 +205,14 @@ def test_a_dumped_sweep_reads_back_equal(tmp_path):
     assert "beta_fast: 32.0" in text
     assert "dtype: auto" in text
     assert "perplexity" not in text
+
+
+def test_file_patterns_are_relative_to_the_sweep_file_wherever_it_is_run_from(tmp_path):
+    sweep = sweep_of(data={"source": "text", "files": ["*.txt", "/a/b.txt"]})
+    loaded = round_trip(sweep, tmp_path)
+    assert loaded.data.files == [str(tmp_path / "*.txt"), "/a/b.txt"]
+    (tmp_path / "elsewhere").mkdir()
+    assert round_trip(loaded, tmp_path / "elsewhere") == loaded
 
 
 ONE_LINE = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])

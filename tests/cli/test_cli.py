@@ -101,6 +101,7 @@ def test_a_model_without_rotary_embedding_is_refused(sweep, tmp_path, capsys, zo
     model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=2048))
     model.save_pretrained(folder)
     zoo_tokenizer.save_pretrained(folder)
+    capsys.readouterr()  # what transformers says when it saves
     text = fails(capsys, "run", sweep, "--set", f"models.0.path={folder}")
     assert "rotary" in text
 
