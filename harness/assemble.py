@@ -55,10 +55,10 @@ def _cell_rows(cell: Cell, rows: pd.DataFrame, seed: int) -> pd.DataFrame:
 
 def _pass_rows(cells: Iterable[Cell], store: Store) -> list[dict[str, Any]]:
     """A row per method and pass: methods that share a pass each get theirs."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    lengths: dict[tuple[str, str], list[int]] = {}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    lengths: dict[tuple[str, str, str], list[int]] = {}
     for cell in cells:
-        key = (cell.method, cell.pass_id)
+        key = (cell.model, cell.method, cell.pass_id)
         lengths.setdefault(key, []).append(cell.context_length)
         record = store.record(cell.pass_id) or {"status": "skipped", "error": "not measured yet"}
         facts = {name: value for name, value in asdict(cell).items() if name in PASSES}

@@ -55,7 +55,7 @@ class _Recorder:
                 "attention cannot be measured"
             )
         self.layers[int(index)] = {
-            name: value.flatten(0, 1).double().cpu() for name, value in found.items()
+            name: value.flatten(0, 1).cpu().double() for name, value in found.items()
         }
 
 

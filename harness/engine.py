@@ -111,7 +111,7 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Nats of each target, in float32 (float64 if the model is)."""
     exact = logits if logits.dtype == torch.float64 else logits.float()
     picked = exact.gather(-1, targets[..., None])[..., 0]
-    return (exact.logsumexp(-1) - picked).double()
+    return (exact.logsumexp(-1) - picked).cpu().double()  # MPS has no float64
 
 
 def _all_losses(model: Any, input_ids: Tensor, output: Any, chunk: int) -> npt.NDArray[np.float64]:
@@ -121,7 +121,7 @@ def _all_losses(model: Any, input_ids: Tensor, output: Any, chunk: int) -> npt.N
         stop = min(start + chunk, last)
         logits = _head(model, input_ids, output, slice(start, stop))
         targets = input_ids[:, start + 1 : stop + 1].to(logits.device)
-        parts.append(_losses(logits, targets)[0].cpu().numpy())
+        parts.append(_losses(logits, targets)[0].numpy())
     return np.concatenate(parts)
 
 

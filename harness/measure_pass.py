@@ -126,7 +126,7 @@ class Bench:
         parts, tokens = [], 0
         for document in self._documents("perplexity"):
             size = len(document.input_ids)
-            for start, stop, first in sliding_windows(size, n, min(perplexity.stride, n)):
+            for start, stop, first in sliding_windows(size, n, perplexity.stride):
                 nll = token_nll(self.model, self._ids(document, start, stop))
                 indices = np.arange(first, stop, dtype=np.int64)
                 scored = nll[indices - start - 1]
@@ -195,7 +195,7 @@ def tokens_of(sweep: Sweep, plan: ModelPlan, one: Pass) -> int:
     perplexity = sweep.probes.perplexity
     if one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding":
         assert perplexity.stride is not None
-        stride = min(perplexity.stride, one.longest)
+        stride = perplexity.stride
         windows = [sliding_windows(len(d.input_ids), one.longest, stride) for d in documents]
         return sum(stop - start for each in windows for start, stop, _ in each)
     return one.longest * len(documents)

@@ -13,7 +13,7 @@ from typing import Any
 from harness.assemble import save_cells
 from harness.environment import describe_environment
 from harness.errors import DataError, RopewalkError
-from harness.measure_pass import Bench, Measured, group_passes, tokens_of
+from harness.measure_pass import Bench, group_passes, tokens_of
 from harness.memory import PeakMemory
 from harness.models import load_model
 from harness.outputs import write_outputs
@@ -34,7 +34,10 @@ def _cost(tokens: int, context_length: int) -> float:
 def _status(error: BaseException) -> str:
     import torch
 
-    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    # On a CPU torch raises a plain RuntimeError that only its text tells from others.
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
     return "out_of_memory" if out_of_memory else "failed"
 
 
@@ -105,28 +108,17 @@ class _Runner:
         ):
             measured = bench.run(group)
         # A forward that served two probes is shared out, so that sums over probes are true.
-        seconds = (time.perf_counter() - began) / len(group)
+        whole = time.perf_counter() - began
         for each in group:
-            self._commit(each, bench.model, measured[each.probe], patched, memory, seconds)
-
-    def _commit(
-        self,
-        one: Pass,
-        model: Any,
-        measured: Measured,
-        patched: Any,
-        memory: PeakMemory,
-        seconds: float,
-    ) -> None:
-        record = self._record(one, model) | {
-            "status": "done",
-            "layers_changed": ",".join(str(i) for i in patched.layers_changed),
-            "seconds": round(seconds, 4),
-            "tokens": measured.tokens,
-            "tokens_per_second": round(measured.tokens / seconds, 1),
-            "peak_memory_bytes": memory.peak_bytes,
-        }
-        self.store.commit(one.pass_id, record, measured.rows)
+            record = self._record(each, bench.model) | {
+                "status": "done",
+                "layers_changed": ",".join(str(i) for i in patched.layers_changed),
+                "seconds": round(whole / len(group), 4),
+                "tokens": measured[each.probe].tokens,
+                "tokens_per_second": round(measured[each.probe].tokens / whole, 1),
+                "peak_memory_bytes": memory.peak_bytes,
+            }
+            self.store.commit(each.pass_id, record, measured[each.probe].rows)
 
     def _advance_at(self, context_length: int) -> Callable[[int], None]:
         return lambda tokens: self.progress.advance(_cost(tokens, context_length))
@@ -210,7 +202,9 @@ def run_sweep(
     environment = describe_environment()
     write_atomic(target / "environment.json", json.dumps(environment, indent=1) + "\n")
     save_cells(target, plan, sweep.seed)
-    missing = [one for one in plan.passes if not store.is_done(one.pass_id)]
+    # Two entries of one model may have passes in common: each is measured once.
+    passes = {one.pass_id: one for one in plan.passes}
+    missing = [one for one in passes.values() if not store.is_done(one.pass_id)]
     groups = group_passes(sweep, missing)
     began = time.monotonic()
     with Progress(0, quiet=quiet) as progress:

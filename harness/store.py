@@ -59,7 +59,8 @@ class Store:
     def is_done(self, pass_id: str) -> bool:
         """Whether a pass was measured; one that failed is not, and is tried again."""
         record = self.record(pass_id)
-        return record is not None and record["status"] == "done"
+        has_rows = (self._pass_folder(pass_id) / _ROWS).is_file()
+        return record is not None and record.get("status") == "done" and has_rows
 
     def rows(self, pass_id: str) -> pd.DataFrame:
         """The rows of a finished pass."""

@@ -92,3 +92,10 @@ def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
         write_atomic(path, json.dumps(2))
     assert json.loads(path.read_text()) == 1
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pass_whose_rows_are_gone_is_not_done(tmp_path):
+    store = Store(tmp_path)
+    store.commit("abc", DONE, ROWS)
+    (tmp_path / "passes" / "abc" / "rows.parquet").unlink()
+    assert not store.is_done("abc")

@@ -52,16 +52,20 @@ class AttentionAccumulator:
                 continue
             self._queries[index] += high - low
             for name in STATISTICS:
-                self._merge(name, index, values[name][:, :, low:high])
+                block = values[name][:, :, low:high]
+                absent = np.zeros(block.shape, bool)
+                if name == "normalized_entropy":
+                    # The first query sees one key: it has an entropy and no normalised one. Any
+                    # other NaN is a measurement that went wrong, and stays one.
+                    absent = np.isnan(block) & ~np.isnan(values["entropy_nats"][:, :, low:high])
+                self._merge(name, index, block, absent)
 
-    def _merge(self, name: str, index: int, block: Floats) -> None:
+    def _merge(self, name: str, index: int, block: Floats, absent: npt.NDArray[np.bool_]) -> None:
         """Chan's parallel update of mean and spread; the one-pass sum of squares cancels."""
         if name not in self._mean:
             shape = (*block.shape[:2], len(self._queries))
             for store in (self._count, self._mean, self._squares):
                 store[name] = np.zeros(shape)
-        # The first query sees one key: it has no normalised entropy, and is not averaged as one.
-        absent = np.isnan(block) if name == "normalized_entropy" else np.zeros(block.shape, bool)
         count = (~absent).sum(-1).astype(np.float64)
         present = np.where(absent, 0.0, block)
         mean = present.sum(-1) / np.maximum(count, 1)

@@ -55,18 +55,21 @@ def _batches(prompts: Sequence[PasskeyPrompt], tokens: int, share: bool = True) 
 
 def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
     """The tokens that greedy decoding puts where the answer belongs, shape ``(answer_tokens,)``."""
+    from transformers import GenerationConfig
+
     device = next(model.parameters()).device
     start = len(prompt.input_ids) - prompt.answer_tokens
     ids = torch.from_numpy(prompt.input_ids[:start])[None].to(device)
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=prompt.answer_tokens,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=0,
-        )
+    # What a checkpoint ships would be merged in: a penalty on repetition forbids repeating a key.
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        max_new_tokens=prompt.answer_tokens, do_sample=False, num_beams=1, pad_token_id=0
+    )
+    try:
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids))
+    finally:
+        model.generation_config = own
     answer: torch.Tensor = out[0, start:].cpu()
     return answer
 

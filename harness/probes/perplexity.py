@@ -79,6 +79,9 @@ def sliding_windows(
         that it scores. The first window scores all of its tokens but the very first, each later
         one the `stride` tokens (at the end fewer) that no window before it reached.
     """
+    # A token needs at least one before it in its window: a stride of the whole window would leave
+    # the first token of each later window with none.
+    stride = min(stride, context_length - 1)
     scored = 1
     stop = min(context_length, num_tokens)
     while True:

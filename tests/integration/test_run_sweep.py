@@ -233,3 +233,49 @@ def test_results_can_be_remade_without_the_model(finished, tmp_path):
         assert (copy / "tables" / f"{name}.csv").read_text() == (
             finished / "tables" / f"{name}.csv"
         ).read_text()
+
+
+@pytest.mark.parametrize("stride", [32, 96, 500])
+def test_sliding_losses_are_those_of_naive_windows(tiny_folder, tmp_path, stride):
+    import torch
+
+    from harness.models import load_model
+    from harness.plan import make_plan
+
+    n = 96
+    sweep = make_sweep(
+        tiny_folder,
+        methods=[{"kind": "native"}],
+        context_lengths=[n, 500],
+        probes={"perplexity": {"protocol": "sliding", "stride": stride}},
+    )
+    tables = harness.read_tables(harness.run_sweep(sweep, tmp_path / "r", quiet=True))
+    found = tables["perplexity"].query("context_length == @n")["nll_nats"].sum()
+    spec = sweep.models[0]
+    model = load_model(spec)
+    step = min(stride, n - 1)
+    expected = 0.0
+    for document in make_plan(sweep, tmp_path).models[spec.label].corpus.documents:
+        ids = torch.from_numpy(document.input_ids)
+        for i in range(1, 500):
+            # The window that scores token i ends at the first of n, n + step, ... behind it.
+            stop = n if i < n else min(500, n + -(-(i + 1 - n) // step) * step)
+            window = ids[max(0, stop - n) : i + 1]
+            with torch.inference_mode():
+                logits = model(window[None, :-1]).logits[0, -1]
+            expected += float(torch.nn.functional.cross_entropy(logits, window[-1]))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_entries_of_one_model_each_have_their_passes(tiny_folder, tmp_path):
+    models = [
+        {"path": str(tiny_folder), "device": "cpu", "name": name} for name in ("first", "second")
+    ]
+    sweep = make_sweep(
+        tiny_folder, models=models, methods=[{"kind": "none"}], probes={"perplexity": {}}
+    )
+    tables = harness.read_tables(harness.run_sweep(sweep, tmp_path / "r", quiet=True))
+    assert tables["passes"]["model"].tolist() == ["first", "second"]
+    assert tables["passes"]["pass_id"].nunique() == 1
+    assert tables["summary"]["seconds"].notna().all()
+    assert tables["summary"]["model"].drop_duplicates().tolist() == ["first", "second"]

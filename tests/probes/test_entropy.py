@@ -96,3 +96,14 @@ def test_sampled_positions_give_every_length_its_share(lengths, queries, seed):
     for n in lengths:
         assert (positions < n).sum() >= min(queries, n) * 0.6
         assert np.array_equal(positions, sample_positions(tuple(sorted(lengths)), queries, seed))
+
+
+def test_a_document_of_nan_is_not_averaged_away_in_the_normalised_entropy_either():
+    rng = np.random.default_rng(0)
+    good, bad = random_values(rng, 8), random_values(rng, 8)
+    for name in STATISTICS:
+        bad[name][:] = np.nan
+    accumulator = AttentionAccumulator(np.array([0, 8]), 8)
+    for values in (good, bad):
+        accumulator.add(np.arange(8), (0, 1), ("a", "a"), values)
+    assert accumulator.rows()[list(STATISTICS)].isna().all().all()

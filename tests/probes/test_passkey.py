@@ -119,3 +119,13 @@ def test_the_right_digits_in_other_tokens_are_a_hit_if_decoding_confirms_them(
     assert spelled["correct"].all()
     longer = score(llama_10k, OtherSplit(zoo_tokenizer, f"{prompt.answer}7"), [prompt])
     assert not longer["correct"].any()
+
+
+def test_decoding_is_greedy_whatever_the_checkpoint_prefers(llama_10k, zoo_tokenizer, monkeypatch):
+    prompts = prompts_of(zoo_tokenizer, 256, 3, 1)
+    plain = score(llama_10k, zoo_tokenizer, prompts, generate=True)
+    monkeypatch.setattr(llama_10k.generation_config, "repetition_penalty", 1.9)
+    monkeypatch.setattr(llama_10k.generation_config, "no_repeat_ngram_size", 2)
+    penalised = score(llama_10k, zoo_tokenizer, prompts, generate=True)
+    assert plain["correct"].all()
+    pd.testing.assert_frame_equal(plain, penalised)
