@@ -133,3 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ropewalk methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"ropewalk: {where}{error.strerror or error}; what was measured is kept",
+            file=sys.stderr,
+        )
+        return 2

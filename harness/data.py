@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.corpus import held_out_files
-from harness.errors import DataError
+from harness.errors import DataError, UnreachableDataError
 from harness.spec import DatasetsData, DataSpec, StdlibData, TextData
 
 # A token of the tokenizers in use spans 3 to 5 characters; enough for nearly every document.
@@ -101,7 +101,7 @@ def _datasets_documents(spec: DatasetsData) -> Iterator[Document]:
     except DataError:
         raise
     except Exception as error:  # the datasets package raises whatever its readers raise
-        raise DataError(
+        raise UnreachableDataError(
             f"dataset {spec.path} cannot be read ({type(error).__name__}: {error}); check the name "
             "and the connection, or use `source: text` with local files"
         ) from None

@@ -17,3 +17,15 @@ class ModelError(RopewalkError):
 
 class DataError(RopewalkError):
     """Documents are missing, unreadable or too short."""
+
+
+class UnreachableError(RopewalkError):
+    """Something elsewhere (a hub) did not answer; with a connection the same might work."""
+
+
+class UnreachableModelError(ModelError, UnreachableError):
+    """A model that is not on this machine cannot be had from the hub."""
+
+
+class UnreachableDataError(DataError, UnreachableError):
+    """A dataset cannot be had."""

@@ -12,11 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ModelError
+from harness.errors import ModelError, UnreachableModelError
 from harness.spec import ModelSpec
 from harness.zoo import zoo_folder
 from harness.zoo.tokenizer import ZooTokenizer
 from patches import PatchError, RopeGeometry, layer_types_of
+from patches.geometry import FULL_ATTENTION
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 
@@ -78,7 +79,8 @@ def _source(spec: ModelSpec) -> str:
 
 def _unreachable(spec: ModelSpec, what: str, error: Exception) -> ModelError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return ModelError(
+    kind = UnreachableModelError if local_folder(spec) is None else ModelError
+    return kind(
         f"model '{spec.path}': {what} cannot be loaded ({type(error).__name__}: "
         f"{first_line[:300]}); give a folder with config.json, weights and tokenizer, zoo:NAME, or "
         "a hub id that this machine can reach"
@@ -96,8 +98,10 @@ def _folder_fingerprint(folder: Path, gguf_file: str | None) -> str:
     names = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES or p.name == "config.json"]
     if gguf_file is not None:
         names = [folder / gguf_file]
-    if not names:
-        raise ModelError(f"{folder} has neither config.json nor weights; is it a model's folder?")
+    if not any(path.suffix in _WEIGHT_SUFFIXES for path in names):
+        raise ModelError(
+            f"{folder} has no weights ({', '.join(_WEIGHT_SUFFIXES)}); is it a model's folder?"
+        )
     digest = hashlib.sha256()
     for path in sorted(names):
         status = path.stat()
@@ -109,22 +113,20 @@ def _folder_fingerprint(folder: Path, gguf_file: str | None) -> str:
 def _read_config(spec: ModelSpec) -> tuple[dict[str, Any], str]:
     """The config as a dict and the fingerprint of what it belongs to."""
     folder = local_folder(spec)
-    if folder is not None:
-        if spec.gguf_file is None:
-            path = folder / "config.json"
-            if not path.is_file():
-                raise ModelError(f"model '{spec.path}': no config.json in {folder}")
-            try:
-                config = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ModelError(f"model '{spec.path}': {path} is not JSON ({error})") from None
-            return config, _folder_fingerprint(folder, None)
-        if not (folder / spec.gguf_file).is_file():
-            raise ModelError(f"model '{spec.path}': no file {spec.gguf_file} in {folder}")
-        return _transformers_config(spec), _folder_fingerprint(folder, spec.gguf_file)
-    config = _transformers_config(spec)
-    commit = config.get("_commit_hash") or spec.revision or "main"
-    return config, f"{spec.path}@{commit}" + (f":{spec.gguf_file}" if spec.gguf_file else "")
+    if folder is None:
+        config = _transformers_config(spec)
+        commit = config.get("_commit_hash") or spec.revision or "main"
+        return config, f"{spec.path}@{commit}" + (f":{spec.gguf_file}" if spec.gguf_file else "")
+    if spec.gguf_file is not None and not (folder / spec.gguf_file).is_file():
+        raise ModelError(f"model '{spec.path}': no file {spec.gguf_file} in {folder}")
+    if spec.gguf_file is None and not (folder / "config.json").is_file():
+        raise ModelError(f"model '{spec.path}': no config.json in {folder}")
+    fingerprint = _folder_fingerprint(folder, spec.gguf_file)
+    if _zoo_name(spec) is None:
+        # Not the file itself: what it leaves out, its class fills in.
+        return _transformers_config(spec), fingerprint
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config, fingerprint
 
 
 def _transformers_config(spec: ModelSpec) -> dict[str, Any]:
@@ -159,7 +161,9 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
             )
             for layer_type, g in geometry.items()
         }
-    trained = max(g.trained_length for g in geometry.values())
+    # Where layer types differ, lengths are told by the layers that see everything.
+    lengths = {t: g.trained_length for t, g in geometry.items()}
+    trained = lengths.get(FULL_ATTENTION, max(lengths.values()))
     return ModelFacts(
         geometry=geometry,
         layer_types=layer_types_of(text),
@@ -195,6 +199,24 @@ def pick_device(wanted: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def check_device(spec: ModelSpec) -> None:
+    """Refuse a device that is not there before anything is measured.
+
+    Raises:
+        ModelError: If torch does not know the device or this machine has none of it.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=pick_device(spec.device))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise ModelError(
+            f"model '{spec.path}': device '{spec.device}' cannot be used here ({reason}); use "
+            "auto, cpu, cuda, cuda:N or mps"
+        ) from None
 
 
 def load_model(spec: ModelSpec) -> Any:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from harness.assemble import assemble_tables, load_cells
 from harness.figures import make_figures
+from harness.rows import PROBE_COLUMNS
 from harness.store import Store
 from harness.summary import summarize, write_summary
 from harness.tables import write_tables
@@ -24,8 +25,19 @@ def write_outputs(folder: Path) -> dict[str, pd.DataFrame]:
     """
     cells, seed = load_cells(folder)
     tables = assemble_tables(cells, seed, Store(folder))
+    _remove_stale_tables(folder, set(tables))
     write_tables(folder, tables)
     tables["summary"] = summarize(tables, seed=seed)
     write_summary(folder, tables["summary"])
-    make_figures(tables, folder / "figures")
+    written = {path.name for path in make_figures(tables, folder / "figures")}
+    for path in (folder / "figures").glob("*.*"):
+        if path.suffix in (".png", ".svg") and path.name not in written:
+            path.unlink()  # of an earlier form of the sweep
     return tables
+
+
+def _remove_stale_tables(folder: Path, present: set[str]) -> None:
+    """A probe that is no longer in the sweep leaves no table behind."""
+    for name in set(PROBE_COLUMNS) - present:
+        for suffix in ("parquet", "csv"):
+            (folder / "tables" / f"{name}.{suffix}").unlink(missing_ok=True)

@@ -12,16 +12,16 @@ from typing import Any
 
 from harness.assemble import save_cells
 from harness.environment import describe_environment
-from harness.errors import DataError, RopewalkError
+from harness.errors import DataError, ModelError, RopewalkError
 from harness.measure_pass import Bench, group_passes, tokens_of
 from harness.memory import PeakMemory
-from harness.models import load_model
+from harness.models import check_device, load_model
 from harness.outputs import write_outputs
 from harness.plan import ModelPlan, Pass, Plan, make_plan
 from harness.progress import Progress, format_seconds
 from harness.spec import Sweep, dump_sweep
 from harness.store import Store, write_atomic
-from patches import PatchError, RopePatch, applied
+from patches import PatchError, RopeGeometry, RopePatch, applied
 
 # Where attention costs as much as the rest of a small model; only the time left depends on it.
 _KNEE_TOKENS = 2048
@@ -129,6 +129,7 @@ class _Runner:
         self.progress.start(f"loading {label}")
         try:
             model = load_model(model_plan.spec)
+            _check_geometry(model, model_plan)
         except Exception as error:
             for group in groups:
                 self._fail(group, None, error)
@@ -150,6 +151,20 @@ class _Runner:
                 self.run_model(model_plan, own)
 
 
+def _check_geometry(model: Any, plan: ModelPlan) -> None:
+    """What was planned from the config must be what the loaded model is.
+
+    Raises:
+        ModelError: If it is not: every table of the plan would be another model's.
+    """
+    found = RopeGeometry.from_model(model)
+    planned = plan.facts.geometry
+    if {t: (g.rotary_dim, g.base) for t, g in found.items()} != {
+        t: (g.rotary_dim, g.base) for t, g in planned.items()
+    }:
+        raise ModelError(f"{plan.spec.label}: its config says {planned}, the loaded model {found}")
+
+
 def _label(one: Pass, shared: bool = False) -> str:
     probe = "perplexity+entropy" if shared else one.probe
     return f"{one.model}  {one.method}  {probe} at {one.longest} tokens"
@@ -158,10 +173,11 @@ def _label(one: Pass, shared: bool = False) -> str:
 def _check_same_sweep(folder: Path, sweep: Sweep) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; --results needs a folder")
-    known = folder / "sweep.yaml"
-    if folder.exists() and not known.exists() and any(folder.iterdir()):
+    # A sweep.yaml alone may be the user's own, which must not be written over.
+    known = (folder / "environment.json").exists() and (folder / "sweep.yaml").exists()
+    if folder.exists() and not known and any(folder.iterdir()):
         raise DataError(
-            f"{folder} holds other files and no sweep of ropewalk; choose an empty folder "
+            f"{folder} holds other files and no results of ropewalk; choose an empty folder "
             f"(--results), or move them away, for the results of '{sweep.name}'"
         )
 
@@ -191,6 +207,8 @@ def run_sweep(
     """
     target = Path(results) if results is not None else Path("results") / sweep.name
     _check_same_sweep(target, sweep)
+    for spec in sweep.models:
+        check_device(spec)
     plan = make_plan(sweep, Path(folder))
     try:
         target.mkdir(parents=True, exist_ok=True)

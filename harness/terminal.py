@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.errors import RopewalkError
+from harness.errors import UnreachableError
 from harness.spec import ModelSpec, Sweep
 from harness.zoo import ZOO, model_card
 from patches import PATCHES
@@ -103,7 +103,7 @@ def _plan_row(sweep: Sweep, spec: ModelSpec, folder: Path, results: Path) -> lis
     one = sweep.model_copy(update={"models": [spec]})
     try:
         plan: Plan = make_plan(one, folder)
-    except RopewalkError as error:
+    except UnreachableError as error:
         known = sweep.lengths_for(spec.trained_length) if spec.trained_length else ()
         count = f"at most {_forwards(sweep, len(known) or len(sweep.context_lengths))}"
         lengths = ", ".join(map(str, known or sweep.context_lengths))

@@ -44,7 +44,12 @@ def resolve(
     for layer_type in chosen:
         geometry = geometries[layer_type if None not in geometries else None]
         tokens = geometry.trained_length if context_length is None else context_length
-        tables[layer_type] = patch.tables(geometry, tokens)
+        try:
+            tables[layer_type] = patch.tables(geometry, tokens)
+        except OverflowError:
+            raise PatchError(
+                f"{patch.default_name()} at {tokens} tokens: the numbers are too large for a table"
+            ) from None
     return tables
 
 

@@ -190,3 +190,57 @@ def test_every_shipped_config_can_be_planned(name, tmp_path, capsys):
         assert "at most" in out
     else:
         assert "not reachable" not in out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("models.0.path=zoo:nope", "no zoo model"),
+        ("context_lengths=[9000000]", "no document has"),
+        ("methods=[{kind: ntk, factor: 1e300}]", "too large"),
+    ],
+)
+def test_plan_fails_where_run_would(sweep, capsys, change, message):
+    assert message in fails(capsys, "plan", sweep, "--set", change)
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(sweep, tmp_path, capsys):
+    for device in ("banana", "cuda:99"):
+        text = fails(
+            capsys, "run", sweep, "--results", tmp_path / "r", "--set", f"models.0.device={device}"
+        )
+        assert f"device '{device}'" in text
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_without_weights_is_refused(sweep, tmp_path, capsys, tiny_folder):
+    import shutil
+
+    copy = tmp_path / "empty"
+    shutil.copytree(tiny_folder, copy)
+    (copy / "model.safetensors").unlink()
+    text = fails(
+        capsys, "run", sweep, "--results", tmp_path / "r", "--set", f"models.0.path={copy}"
+    )
+    assert "has no weights" in text
+    (copy / "config.json").write_text("[]")
+    (copy / "model.safetensors").write_bytes(b"x")
+    fails(capsys, "run", sweep, "--results", tmp_path / "r", "--set", f"models.0.path={copy}")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_users_own_sweep_file_is_not_written_over(sweep, capsys):
+    before = sweep.read_text()
+    assert "holds other files" in fails(capsys, "run", sweep, "--results", sweep.parent)
+    assert sweep.read_text() == before
+
+
+def test_a_full_disk_is_one_line(sweep, tmp_path, capsys, monkeypatch):
+    import harness.runner
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device", "somewhere")
+
+    monkeypatch.setattr(harness.runner, "save_cells", full)
+    text = fails(capsys, "run", sweep, "--results", tmp_path / "r")
+    assert "somewhere: No space left on device" in text
