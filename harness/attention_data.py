@@ -31,7 +31,9 @@ def sample_positions(
         rng = np.random.default_rng([seed, length])
         number = min(queries, length)
         edges = np.linspace(0, length, number + 1)
-        chosen |= {min(int(p), length - 1) for p in rng.uniform(edges[:-1], edges[1:])}
+        drawn = [int(p) for p in rng.uniform(edges[:-1], edges[1:])]
+        drawn[-1] = length - 1  # so that the last eighth is never empty, however few are asked for
+        chosen.update(drawn)
     return np.array(sorted(chosen), dtype=np.int64)
 
 

@@ -13,7 +13,7 @@ import torch
 from harness.attention_data import sample_positions
 from harness.bins import bin_edges
 from harness.data import TokenizedDocument
-from harness.engine import AttentionSettings, measure, token_nll
+from harness.engine import AttentionSettings, AttentionStatistics, measure, token_nll
 from harness.passkey import PasskeyPrompt, depth_values
 from harness.plan import ModelPlan, Pass
 from harness.probes.entropy import AttentionAccumulator
@@ -65,15 +65,33 @@ class Bench:
         device = next(self.model.parameters()).device
         return torch.from_numpy(document.input_ids[start:stop].copy())[None].to(device)
 
-    def _attention_settings(self, lengths: tuple[int, ...]) -> AttentionSettings:
+    def _attention_settings(self, stop: int) -> AttentionSettings:
         entropy = self.sweep.probes.entropy
         assert entropy is not None
         queries: Any = entropy.queries
         if queries != "all":
-            queries = tuple(int(p) for p in sample_positions(lengths, queries, self.sweep.seed))
+            # Of all lengths of the sweep, so that every method is asked at the same positions.
+            positions = sample_positions(self.plan.lengths, queries, self.sweep.seed)
+            queries = tuple(int(p) for p in positions if p < stop)
         return AttentionSettings(
             queries=queries, local_window=entropy.local_window, seed=self.sweep.seed
         )
+
+    def _document(
+        self, document: TokenizedDocument, stop: int, nll: bool, wanted: AttentionSettings | None
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float64]] | None, AttentionStatistics | None]:
+        """Losses and statistics of one document, from one forward where that changes neither.
+
+        In half precision the probe's float32 attention would make other losses than the model's
+        own, and a loss would depend on which probes ran beside it: then each has its own pass.
+        """
+        ids = self._ids(document, 0, stop)
+        exact = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
+        if exact or not nll or wanted is None:
+            both = measure(self.model, ids, nll=nll, attention=wanted)
+            return both.nll, both.attention
+        alone = measure(self.model, ids, nll=False, attention=wanted).attention
+        return token_nll(self.model, ids), alone
 
     def documents(self, passes: list[Pass]) -> dict[str, Measured]:
         """Perplexity and entropy passes of the same tables and lengths, in one forward each.
@@ -85,27 +103,21 @@ class Bench:
             Probe to its rows.
         """
         probes = {p.probe for p in passes}
-        lengths, stop = passes[0].context_lengths, passes[0].longest
+        stop = passes[0].longest
         attention = None
         settings = None
         if "entropy" in probes:
             attention = AttentionAccumulator(self._edges, stop)
-            settings = self._attention_settings(lengths)
+            settings = self._attention_settings(stop)
         parts = []
         with_attention = {d.name for d in self._documents("entropy")} if settings else set()
         used = self._documents("perplexity" if "perplexity" in probes else "entropy")
         for document in used:
             wanted = settings if document.name in with_attention else None
-            result = measure(
-                self.model,
-                self._ids(document, 0, stop),
-                nll="perplexity" in probes,
-                attention=wanted,
-            )
-            if result.nll is not None:
-                parts.append(full_rows(document, result.nll, self._edges, stop))
-            if attention is not None and result.attention is not None:
-                found = result.attention
+            nll, found = self._document(document, stop, "perplexity" in probes, wanted)
+            if nll is not None:
+                parts.append(full_rows(document, nll, self._edges, stop))
+            if attention is not None and found is not None:
                 attention.add(found.positions, found.layers, found.layer_types, found.values)
             self.advance(stop)
         measured = {}

@@ -26,6 +26,8 @@ from harness.passkey_text import (
 
 Ids = npt.NDArray[np.int64]
 
+_LINES_TO_SNAP = 20  # a depth is then off by a fortieth at most
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PasskeyPrompt:
@@ -84,8 +86,13 @@ def _random_key(rng: np.random.Generator, digits: int) -> str:
 
 
 def _line_start(position: int, room: int, period: int) -> int:
-    """The start of a filler line nearest to a position, so that a needle begins a line."""
-    return min(round(position / period) * period, room) if room >= 2 * period else position
+    """The start of a filler line nearest to a position, so that a needle begins a line.
+
+    Only where a line is short beside the haystack: in a small one, depths would fall together.
+    """
+    if room < _LINES_TO_SNAP * period:
+        return position
+    return min(round(position / period) * period, room)
 
 
 class PasskeyTask:

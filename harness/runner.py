@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.assemble import save_cells
+from harness.attention import NAME
 from harness.environment import describe_environment
 from harness.errors import DataError, ModelError, RopewalkError
 from harness.measure_pass import Bench, group_passes, tokens_of
@@ -66,7 +67,9 @@ class _Runner:
             parameter = next(model.parameters())
             record["device"] = str(parameter.device)
             record["dtype"] = str(parameter.dtype).removeprefix("torch.")
-            record["attention_backend"] = model.config._attn_implementation
+            own = model.config._attn_implementation
+            # Statistics come from the probe's own attention.
+            record["attention_backend"] = NAME if one.probe == "entropy" else own
         return record
 
     def _fail(self, group: Sequence[Pass], model: Any | None, error: BaseException) -> None:

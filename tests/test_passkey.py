@@ -47,6 +47,8 @@ def test_the_needle_lies_at_its_depth(zoo_tokenizer, depth):
     head, tail = 20, 2000 - 19 - 28
     expected = head + depth * (tail - head)
     assert abs(where(zoo_tokenizer, prompt) - expected) <= 30  # half a line of filler
+    short = make(zoo_tokenizer).prompt(256, depth, 0, 0)
+    assert abs(where(zoo_tokenizer, short) - (head + depth * (256 - 19 - 28 - head))) <= 1
 
 
 def test_depths_are_ordered(zoo_tokenizer):
@@ -54,6 +56,15 @@ def test_depths_are_ordered(zoo_tokenizer):
     places = [where(zoo_tokenizer, task.prompt(1500, d, 0, 0)) for d in depth_values(6)]
     assert places == sorted(places)
     assert len(set(places)) == 6
+
+
+@pytest.mark.parametrize("length", [192, 256, 512, 1100, 1200, 4096])
+def test_no_two_depths_fall_together(zoo_tokenizer, length):
+    task = make(zoo_tokenizer)
+    places = [where(zoo_tokenizer, task.prompt(length, d, 0, 0)) for d in depth_values(5)]
+    steps = np.diff(places)
+    assert (steps > 0).all()
+    assert steps.max() <= 1.35 * steps.min()
 
 
 def test_same_seed_same_prompt_other_seed_other_key(zoo_tokenizer):
