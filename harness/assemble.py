@@ -63,7 +63,7 @@ def _pass_rows(cells: Iterable[Cell], store: Store) -> list[dict[str, Any]]:
         record = store.record(cell.pass_id) or {"status": "skipped", "error": "not measured yet"}
         facts = {name: value for name, value in asdict(cell).items() if name in PASSES}
         # The longest length wins: factor and time belong to the forward pass that was run.
-        rows[key] = {**record, **facts}
+        rows[key] = {**facts, **record}
     for key, row in rows.items():
         row["context_lengths"] = ",".join(str(n) for n in sorted(lengths[key]))
     return list(rows.values())

@@ -70,9 +70,12 @@ def _text_documents(spec: TextData, folder: Path) -> Iterator[Document]:
         if not files:
             raise DataError(f"no file matches '{pattern}' (looked in {folder})")
         paths += [p for p in files if p not in paths]
+    names = [path.name for path in paths]
     for path in paths:
+        # The file's name, or where two folders have one of that name, its path.
+        name = path.name if names.count(path.name) == 1 else path.as_posix()
         try:
-            yield Document(name=path.name, text=path.read_text(encoding="utf-8"))
+            yield Document(name=name, text=path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{path} is not UTF-8 text (byte {error.start}); convert it or leave it out"

@@ -134,7 +134,8 @@ class PasskeyTask:
     def prompt_hash(self) -> str:
         """SHA-256 of what the prompts are made of, for a pass's identity."""
         parts = [*self._head, -1, *self._filler, -1, *_ids(self.tokenizer, NEEDLE)]
-        parts += [-1, *_ids(self.tokenizer, QUESTION), -1, *_ids(self.tokenizer, DISTRACTOR)]
+        for text in (QUESTION, ANSWER, DISTRACTOR, *COLOURS):
+            parts += [-1, *_ids(self.tokenizer, text)]
         return hashlib.sha256(np.array(parts, dtype="<i8").tobytes()).hexdigest()
 
     def prompt(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,8 @@ class Cell:
     trained_length: int
     context_length: int
     probe: str
+    data_hash: str
+    python_version: str
     pass_id: str
 
 
@@ -250,6 +253,9 @@ def _plan_probe(sweep: Sweep, model: ModelPlan, probe: str) -> tuple[list[Pass],
                 trained_length=model.facts.trained_length,
                 context_length=length,
                 probe=probe,
+                # Another Python has another standard library; the hash tells, this tells why.
+                data_hash=one.identity["data"][:16],
+                python_version=platform.python_version(),
                 pass_id=one.pass_id,
                 **_method_facts(method, model.facts, length),
             )

@@ -12,6 +12,8 @@ IDENTITY = (
     "trained_length",
     "context_length",
     "seed",
+    "data_hash",
+    "python_version",
     "pass_id",
 )
 PERPLEXITY = (

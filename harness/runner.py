@@ -42,6 +42,14 @@ def _status(error: BaseException) -> str:
     return "out_of_memory" if out_of_memory else "failed"
 
 
+def _free_device_memory() -> None:
+    """After an out-of-memory error the next pass must not find the allocator's cache full."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 class _Runner:
     """One sweep on one results folder."""
 
@@ -145,6 +153,7 @@ class _Runner:
                 self._measure(bench, group)
             except Exception as error:
                 self._fail(group, model, error)
+                _free_device_memory()
 
     def run(self, groups: list[list[Pass]]) -> None:
         """All models, each with its own groups, one after the other."""

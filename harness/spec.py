@@ -254,15 +254,10 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
         raise ConfigError(f"{path}:{source.line(())}: must be a mapping (key: value), not {found}")
     for override in overrides:
         source.override(override)
-    return _from_folder(_validated(source.data, source), Path(path).parent)
-
-
-def _from_folder(sweep: Sweep, folder: Path) -> Sweep:
-    """Make file patterns absolute, so that they mean the same wherever the sweep is run from."""
-    if not isinstance(sweep.data, TextData):
-        return sweep
-    files = [str(folder.absolute() / pattern) for pattern in sweep.data.files]
-    return sweep.model_copy(update={"data": sweep.data.model_copy(update={"files": files})})
+    sweep = _validated(source.data, source)
+    if isinstance(sweep.data, TextData):
+        sweep = sweep.model_copy(update={"data": sweep.data.inside(Path(path).parent)})
+    return sweep
 
 
 def sweep_from_dict(data: dict[str, Any]) -> Sweep:

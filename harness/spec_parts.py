@@ -7,7 +7,9 @@ known is refused. Whole numbers may be written ``1e6``.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from unicodedata import category
 
@@ -191,6 +193,11 @@ class TextData(Part):
     source: Literal["text"]
     files: Annotated[list[Text], Field(min_length=1)]
     documents: Count | None = None
+
+    def inside(self, folder: Path) -> TextData:
+        """The same with absolute patterns, which mean the same wherever a sweep is run from."""
+        root = Path(glob.escape(str(folder.absolute())))
+        return self.model_copy(update={"files": [str(root / pattern) for pattern in self.files]})
 
 
 class DatasetsData(Part):

@@ -19,17 +19,19 @@ import sys
 from pathlib import Path
 
 from harness.corpus import HELD_OUT, SourceFile, training_files
+from harness.errors import RopewalkError
 from harness.zoo import FOLDER, MANIFEST, TOKENIZER_FOLDER, TRAINED_LENGTH, ZOO
 
 
-def _write_manifest(files: list[SourceFile]) -> None:
+def _write_manifest(files: list[SourceFile], folder: Path) -> None:
     manifest = {
         "python": platform.python_version(),
         "held_out": list(HELD_OUT),
         "bytes": sum(len(f.text.encode()) for f in files),
         "files": {f.name: f.sha256 for f in files},
     }
-    MANIFEST.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST.name).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def _parse() -> argparse.Namespace:
@@ -67,7 +69,7 @@ def main() -> None:
     from harness.zoo.documents import TrainingText
     from harness.zoo.training import Recipe, save_model, train
 
-    _write_manifest(files)
+    _write_manifest(files, arguments.output)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
     text = TrainingText(tokenizer, files, TRAINED_LENGTH)
     print(f"{len(files)} files, {text.num_tokens} tokens", flush=True)
@@ -89,4 +91,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RopewalkError as error:
+        sys.exit(f"train_zoo: {error}")

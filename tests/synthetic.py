@@ -102,6 +102,8 @@ def _identity(
         "trained_length": spec.trained_length,
         "context_length": length,
         "seed": spec.seed,
+        "data_hash": "0123456789abcdef",
+        "python_version": "3.11.7",
         "pass_id": f"{model}-{method}-{length}",
     }
 

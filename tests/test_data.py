@@ -158,3 +158,13 @@ def test_a_dataset_that_cannot_be_had_is_one_clear_error(tmp_path):
     spec = DatasetsData(source="datasets", path=str(tmp_path / "none"), split="train")
     with pytest.raises(DataError, match="source: text"):
         list(read_documents(spec, tmp_path))
+
+
+def test_two_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text(folder)
+    spec = TextData(source="text", files=["*/x.txt"])
+    names = [d.name for d in read_documents(spec, tmp_path)]
+    assert len(set(names)) == 2
+    assert all(name.endswith("/x.txt") for name in names)

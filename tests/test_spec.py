@@ -1,5 +1,6 @@
 """A sweep file is read with all defaults, or refused with a line for each fault."""
 
+import glob
 import subprocess
 import sys
 from pathlib import Path
@@ -213,6 +214,10 @@ def test_file_patterns_are_relative_to_the_sweep_file_wherever_it_is_run_from(tm
     assert loaded.data.files == [str(tmp_path / "*.txt"), "/a/b.txt"]
     (tmp_path / "elsewhere").mkdir()
     assert round_trip(loaded, tmp_path / "elsewhere") == loaded
+    (tmp_path / "odd[1]").mkdir()
+    (tmp_path / "odd[1]" / "a.txt").write_text("x")
+    odd = round_trip(sweep_of(data={"source": "text", "files": ["*.txt"]}), tmp_path / "odd[1]")
+    assert len(glob.glob(odd.data.files[0])) == 1  # noqa: PTH207 - what the reader does
 
 
 ONE_LINE = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])

@@ -54,7 +54,11 @@ def _batches(prompts: Sequence[PasskeyPrompt], tokens: int, share: bool = True) 
 
 
 def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
-    """The tokens that greedy decoding puts where the answer belongs, shape ``(answer_tokens,)``."""
+    """What greedy decoding puts where the answer belongs, with room for another way to split it.
+
+    Returns:
+        Token ids, shape ``(tokens,)``: enough for a space and a token a digit, unless it ends.
+    """
     from transformers import GenerationConfig
 
     device = next(model.parameters()).device
@@ -63,7 +67,7 @@ def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
     # What a checkpoint ships would be merged in: a penalty on repetition forbids repeating a key.
     own = model.generation_config
     model.generation_config = GenerationConfig(
-        max_new_tokens=prompt.answer_tokens, do_sample=False, num_beams=1, pad_token_id=0
+        max_new_tokens=len(prompt.answer) + 1, do_sample=False, num_beams=1, pad_token_id=0
     )
     try:
         with torch.inference_mode():
@@ -74,6 +78,34 @@ def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
     return answer
 
 
+def _read(tokenizer: Any, tokens: torch.Tensor, prompt: PasskeyPrompt) -> str:
+    """The key, if the first tokens spell exactly it, however split; else what they say."""
+    ids = tokens.tolist()
+    for count in range(1, len(ids) + 1):
+        if tokenizer.decode(ids[:count]).strip() == prompt.answer:
+            return prompt.answer
+    text: str = tokenizer.decode(ids[: prompt.answer_tokens]).strip()
+    return text
+
+
+def _splits_otherwise(
+    tokenizer: Any, prompt: PasskeyPrompt, answer: torch.Tensor, guess: torch.Tensor
+) -> bool:
+    """Whether a model that leaves our tokens may still be spelling the key in others of its own.
+
+    It may if its first other token is a space, or goes on with the right digits. Only decoding on
+    from there tells, since the tokens behind were predicted from ours.
+    """
+    different = (guess != answer).nonzero().flatten()
+    if not len(different):
+        return False
+    first = int(different[0])
+    own = tokenizer.decode([int(guess[first])])
+    so_far = tokenizer.decode([*answer[:first].tolist(), int(guess[first])]).strip()
+    only_space = not own.strip() and "\n" not in own
+    return only_space or (bool(own.strip()) and prompt.answer.startswith(so_far))
+
+
 def _score(
     model: Any, tokenizer: Any, prompt: PasskeyPrompt, logits: torch.Tensor, generate: bool
 ) -> dict[str, Any]:
@@ -81,13 +113,9 @@ def _score(
     answer = torch.from_numpy(prompt.input_ids[-prompt.answer_tokens :])
     losses = torch.log_softmax(logits.double(), -1).gather(1, answer[:, None])
     guess = logits.argmax(-1)
-    text = tokenizer.decode(guess.tolist()).strip()
-    # The digits may be right in other tokens than ours (another space, another split). Then only
-    # decoding on from the model's own tokens tells what it would have answered.
-    other_tokens = text == prompt.answer and not torch.equal(guess, answer)
-    if generate or other_tokens:
+    if generate or _splits_otherwise(tokenizer, prompt, answer, guess):
         guess = greedy_answer(model, prompt)
-        text = tokenizer.decode(guess.tolist()).strip()
+    text = _read(tokenizer, guess, prompt)
     return {
         "depth": prompt.depth,
         "trial": prompt.trial,

@@ -6,6 +6,7 @@ an uninterrupted one would have seen.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,10 @@ class TrainingText:
         sizes = np.array([len(ids) for ids in longer], dtype=np.float64)
         self.weights = sizes / sizes.sum()
         self.num_tokens = int(sizes.sum())
+        digest = hashlib.sha256()
+        for ids in longer:
+            digest.update(ids.astype("<i8").tobytes())
+        self.digest = digest.hexdigest()  # of text and tokenizer together
         self.filler = self._ids(FILLER)
 
     def _ids(self, text: str) -> Ids:

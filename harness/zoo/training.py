@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from harness.errors import ModelError
 from harness.zoo import TRAINED_LENGTH
 from harness.zoo.architectures import build_model
 from harness.zoo.documents import IGNORED, Schedule, TrainingText
@@ -80,17 +81,31 @@ class _Progress:
             setattr(self, name, value if old != old else 0.95 * old + 0.05 * value)
 
 
-def _save(path: Path, model: Any, optimizers: list[torch.optim.Optimizer], at: _Progress) -> None:
+def _save(
+    path: Path,
+    model: Any,
+    optimizers: list[torch.optim.Optimizer],
+    at: _Progress,
+    made_of: dict[str, Any],
+) -> None:
     partial = path.with_suffix(".partial")
     states = [o.state_dict() for o in optimizers]
-    torch.save({"model": model.state_dict(), "optimizers": states, "at": asdict(at)}, partial)
+    content = {"model": model.state_dict(), "optimizers": states, "at": asdict(at)}
+    torch.save(content | {"made_of": made_of}, partial)
     partial.replace(path)
 
 
-def _load(path: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> _Progress:
+def _load(
+    path: Path, model: Any, optimizers: list[torch.optim.Optimizer], made_of: dict[str, Any]
+) -> _Progress:
     if not path.exists():
         return _Progress()
     saved = torch.load(path, weights_only=True)
+    if saved.get("made_of") != made_of:
+        raise ModelError(
+            f"{path} is the checkpoint of another training (model, recipe, text or tokenizer "
+            "differ); remove it to train from scratch, or choose another --work folder"
+        )
     model.load_state_dict(saved["model"])
     for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)
@@ -145,12 +160,16 @@ def train(
     Returns:
         The model in float32 and its card (steps, tokens, seconds, losses, passkey accuracy,
         versions), ready for JSON.
+
+    Raises:
+        ModelError: If the checkpoint in `work` is of another model, recipe or text.
     """
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     model = build_model(name)
     optimizers = _optimizers(model, recipe)
-    at = _load(work / "checkpoint.pt", model, optimizers)
+    made_of = {"name": name, "recipe": asdict(recipe), "text": text.digest}
+    at = _load(work / "checkpoint.pt", model, optimizers, made_of)
     model.train()
     while at.step < recipe.steps:
         began = time.monotonic()
@@ -168,7 +187,7 @@ def train(
                 {"step": at.step, "text_loss": at.text_loss, "passkey_accuracy": accuracy}
             )
             say(f"{name}  step {at.step}  passkey accuracy {accuracy:.2f}")
-            _save(work / "checkpoint.pt", model, optimizers, at)
+            _save(work / "checkpoint.pt", model, optimizers, at, made_of)
     return model.eval(), _card(name, model, text, recipe, at)
 
 

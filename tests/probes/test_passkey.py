@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from harness.engine import answer_logits
-from harness.passkey import PasskeyTask, depth_values
-from harness.probes.passkey import _batches, passkey_rows
+from harness.passkey import PasskeyPrompt, PasskeyTask, depth_values
+from harness.probes.passkey import _batches, _score, passkey_rows
 from harness.rows import PASSKEY
 from patches import Linear, YaRN, applied
 from tests.models import MODELS, make_model, random_ids
@@ -99,26 +99,60 @@ def test_logits_behind_a_shared_prefix_are_those_of_the_whole(name):
     assert torch.allclose(whole, shared, atol=1e-4)
 
 
-class OtherSplit:
-    """The zoo's tokenizer, except that the model's own tokens spell the answer differently."""
+class Words:
+    """A tokenizer of given words; the answer "12345" is always split as 12|345."""
 
-    def __init__(self, tokenizer, spelling):
-        self.tokenizer, self.spelling = tokenizer, spelling
+    words = ("12", "345", "123", "45", " ", "\n", "9", "99", "1", "12345", "123456")
 
     def decode(self, ids):
-        return self.spelling
+        return "".join(self.words[i] for i in ids)
+
+    def ids(self, *words):
+        return torch.tensor([self.words.index(w) for w in words])
 
 
+class Decoder(torch.nn.Module):
+    """A stand-in for a model: argmaxes are given, and so is what greedy decoding would say."""
+
+    def __init__(self, decoded):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.generation_config = None
+        self.decoded = decoded
+        self.calls = 0
+
+    def generate(self, ids, attention_mask):
+        self.calls += 1
+        assert self.generation_config.max_new_tokens == 6
+        return torch.cat([ids, self.decoded[None]], 1)
+
+
+@pytest.mark.parametrize(
+    ("guess", "decoded", "hit", "decodes"),
+    [
+        (("12", "345"), (), True, False),  # our tokens
+        (("123", "345"), ("123", "45", "9"), True, True),  # another split of the right digits
+        (("123", "345"), ("123", "99"), False, True),  # a good start, a wrong end
+        ((" ", "345"), (" ", "12", "345"), True, True),  # a space of its own first
+        (("12345", "9"), ("12345", "\n"), True, True),  # all in one token
+        (("123456", "9"), (), False, False),  # the key's digits within a longer number
+        (("9", "345"), (), False, False),  # a wrong digit
+        (("\n", "345"), (), False, False),  # no answer
+        (("12", "99"), (), False, False),
+    ],
+)
 def test_the_right_digits_in_other_tokens_are_a_hit_if_decoding_confirms_them(
-    llama_10k, zoo_tokenizer
+    guess, decoded, hit, decodes
 ):
-    prompt = prompts_of(zoo_tokenizer, 4096, 1, 1)[0]  # far past what the model can do
-    assert not score(llama_10k, zoo_tokenizer, [prompt])["correct"].any()
-    # The argmaxes are other tokens than ours, but spell the key: what decoding gives counts.
-    spelled = score(llama_10k, OtherSplit(zoo_tokenizer, f" {prompt.answer}"), [prompt])
-    assert spelled["correct"].all()
-    longer = score(llama_10k, OtherSplit(zoo_tokenizer, f"{prompt.answer}7"), [prompt])
-    assert not longer["correct"].any()
+    tokenizer = Words()
+    ids = np.concatenate([[4, 4, 4], tokenizer.ids("12", "345").numpy()])
+    prompt = PasskeyPrompt(input_ids=ids, answer_tokens=2, answer="12345", depth=0.5, trial=0)
+    model = Decoder(tokenizer.ids(*decoded))
+    logits = torch.nn.functional.one_hot(tokenizer.ids(*guess), 11).float()
+    row = _score(model, tokenizer, prompt, logits, generate=False)
+    assert row["correct"] is hit
+    assert model.calls == decodes
+    assert model.generation_config is None
 
 
 def test_decoding_is_greedy_whatever_the_checkpoint_prefers(llama_10k, zoo_tokenizer, monkeypatch):

@@ -57,6 +57,21 @@ def test_an_interrupted_training_ends_where_an_undisturbed_one_does(text, tmp_pa
         assert torch.equal(a, b), name
 
 
+@pytest.mark.parametrize("change", ["seed", "steps", "name"])
+def test_a_checkpoint_of_another_training_is_refused(text, tmp_path, change):
+    train("llama-10k", text, recipe(2), tmp_path, say=quiet)
+    other = Recipe(
+        steps=3 if change == "steps" else 2,
+        batch=2,
+        window_tokens=96,
+        warmup_steps=1,
+        seed=1 if change == "seed" else 0,
+    )
+    name = "llama-500k" if change == "name" else "llama-10k"
+    with pytest.raises(ModelError, match="another training"):
+        train(name, text, other, tmp_path, say=quiet)
+
+
 def test_training_changes_the_model_and_its_card_says_how(text, tmp_path):
     model, card = train("llama-500k", text, recipe(2), tmp_path, say=quiet)
     torch.manual_seed(0)
