@@ -29,9 +29,9 @@ from harness.rows import STATISTICS
 from harness.tiles import LayerCall, attend
 from harness.workers import TileWorkers
 from patches import layer_types_of
+from patches.geometry import FULL_ATTENTION
 
 NAME = "ropewalk_statistics"
-FULL_ATTENTION = "full_attention"
 
 # Arguments that some models' attention takes and that would change its scores.
 _UNKNOWN = ("position_bias", "sinks", "indices", "block_indices")

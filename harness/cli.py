@@ -63,9 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from harness.tables import read_tables
     from harness.terminal import print_outcome
 
-    folder = run_sweep(
-        sweep, arguments.results, folder=arguments.sweep.parent, quiet=arguments.quiet
-    )
+    folder = run_sweep(sweep, arguments.results, quiet=arguments.quiet)
     return print_outcome(folder, read_tables(folder))
 
 
@@ -75,7 +73,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     sweep = load_sweep(arguments.sweep, arguments.overrides)
     results = arguments.results or Path("results") / sweep.name
-    print_plan(sweep, arguments.sweep.parent, results)
+    print_plan(sweep, results)
     return 0
 
 

@@ -24,6 +24,14 @@ from harness.spec import Sweep
 Advance = Callable[[int], None]
 
 
+def documents_of(sweep: Sweep, plan: ModelPlan, probe: str) -> tuple[TokenizedDocument, ...]:
+    """The documents that a probe reads; entropy may be limited to the first few."""
+    assert plan.corpus is not None
+    entropy = sweep.probes.entropy
+    limit = entropy.documents if probe == "entropy" and entropy is not None else None
+    return plan.corpus.documents[:limit]
+
+
 @dataclass(kw_only=True)
 class Measured:
     """Rows of one pass and the tokens that were run for them."""
@@ -53,13 +61,7 @@ class Bench:
         return bin_edges(self.plan.lengths)
 
     def _documents(self, probe: str) -> tuple[TokenizedDocument, ...]:
-        assert self.plan.corpus is not None
-        limit = (
-            self.sweep.probes.entropy.documents
-            if probe == "entropy" and self.sweep.probes.entropy
-            else None
-        )
-        return self.plan.corpus.documents[:limit]
+        return documents_of(self.sweep, self.plan, probe)
 
     def _ids(self, document: TokenizedDocument, start: int, stop: int) -> torch.Tensor:
         device = next(self.model.parameters()).device
@@ -185,8 +187,7 @@ class Bench:
         one = passes[0]
         if one.probe == "passkey":
             return {"passkey": self.passkey(one)}
-        perplexity = self.sweep.probes.perplexity
-        if one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding":
+        if self.sweep.probes.is_sliding(one.probe):
             return {"perplexity": self.sliding(one)}
         return self.documents(passes)
 
@@ -194,18 +195,13 @@ class Bench:
 def tokens_of(sweep: Sweep, plan: ModelPlan, one: Pass) -> int:
     """Tokens that a pass will run, for the time left; perplexity with entropy counts once."""
     if one.probe == "passkey":
-        assert sweep.probes.passkey is not None
-        return (
-            one.longest
-            * len(depth_values(sweep.probes.passkey.depths))
-            * sweep.probes.passkey.trials
-        )
-    assert plan.corpus is not None
-    documents = plan.corpus.documents
-    if one.probe == "entropy" and sweep.probes.entropy is not None:
-        documents = documents[: sweep.probes.entropy.documents]
-    perplexity = sweep.probes.perplexity
-    if one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding":
+        passkey = sweep.probes.passkey
+        assert passkey is not None
+        return one.longest * len(depth_values(passkey.depths)) * passkey.trials
+    documents = documents_of(sweep, plan, one.probe)
+    if sweep.probes.is_sliding(one.probe):
+        perplexity = sweep.probes.perplexity
+        assert perplexity is not None
         assert perplexity.stride is not None
         stride = perplexity.stride
         windows = [sliding_windows(len(d.input_ids), one.longest, stride) for d in documents]
@@ -215,11 +211,10 @@ def tokens_of(sweep: Sweep, plan: ModelPlan, one: Pass) -> int:
 
 def group_passes(sweep: Sweep, passes: list[Pass]) -> list[list[Pass]]:
     """Put a perplexity and an entropy pass together where one forward serves both."""
-    perplexity = sweep.probes.perplexity
     groups: dict[tuple[Any, ...], list[Pass]] = {}
     for one in passes:
-        sliding = one.probe == "perplexity" and perplexity and perplexity.protocol == "sliding"
-        own = one.probe if one.probe == "passkey" or sliding else "documents"
+        alone = one.probe == "passkey" or sweep.probes.is_sliding(one.probe)
+        own = one.probe if alone else "documents"
         key = (one.model, own, one.context_lengths, repr(sorted(one.identity["tables"].items())))
         groups.setdefault(key, []).append(one)
     return list(groups.values())

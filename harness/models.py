@@ -36,6 +36,9 @@ class ModelFacts:
 
     geometry: dict[str | None, RopeGeometry]
     layer_types: tuple[str, ...] | None
+    trained_length: int
+    fingerprint: str
+    config: dict[str, Any]
 
     @property
     def native_follows_length(self) -> bool:
@@ -44,10 +47,6 @@ class ModelFacts:
         parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
         types = {part.get("rope_type") or part.get("type") for part in parts}
         return bool(types & {"dynamic", "longrope", "su"})
-
-    trained_length: int
-    fingerprint: str
-    config: dict[str, Any]
 
 
 def _zoo_name(spec: ModelSpec) -> str | None:

@@ -81,7 +81,8 @@ def split_answer(tokenizer: Any, key: str) -> tuple[Ids, Ids]:
     return whole[:shared], whole[shared:]
 
 
-def _random_key(rng: np.random.Generator, digits: int) -> str:
+def random_key(rng: np.random.Generator, digits: int) -> str:
+    """A key of so many digits, leading noughts included."""
     return "".join(str(digit) for digit in rng.integers(0, 10, size=digits))
 
 
@@ -147,7 +148,7 @@ class PasskeyTask:
             DataError: If the fixed parts alone are longer than that.
         """
         rng = np.random.default_rng([self.seed, context_length, depth_index, trial])
-        key = _random_key(rng, self.digits)
+        key = random_key(rng, self.digits)
         question, answer = split_answer(self.tokenizer, key)
         needle = _ids(self.tokenizer, NEEDLE.format(key=key))
         others = [self._distractor(rng, key) for _ in range(self.distractors)]
@@ -169,7 +170,7 @@ class PasskeyTask:
     def _distractor(self, rng: np.random.Generator, key: str) -> Ids:
         number = key
         while number == key:
-            number = _random_key(rng, self.digits)
+            number = random_key(rng, self.digits)
         return _ids(self.tokenizer, DISTRACTOR.format(colour=rng.choice(COLOURS), key=number))
 
     def _strew(

@@ -109,11 +109,9 @@ def _changed(method: MethodSpec, facts: ModelFacts, length: int) -> dict[str | N
 
 def _resolved(method: MethodSpec, facts: ModelFacts, length: int) -> dict[str, Any]:
     """The rotary tables as JSON: layer type (or "all") to numbers, "native" where unchanged."""
-    if method.kind == "native":
-        return {str(t or "all"): "native" for t in facts.geometry}
+    native: dict[str, Any] = {str(t or "all"): "native" for t in facts.geometry}
     changed = _changed(method, facts, length)
-    plain: dict[str, Any] = {str(t or "all"): "native" for t in facts.geometry}
-    return plain | {str(t or "all"): _table_numbers(tables) for t, tables in changed.items()}
+    return native | {str(t or "all"): _table_numbers(tables) for t, tables in changed.items()}
 
 
 def _digest(value: Any) -> str:
@@ -182,10 +180,7 @@ def _probe_identity(sweep: Sweep, model: ModelPlan, probe: str) -> dict[str, Any
 
 def _one_forward_serves_all(sweep: Sweep, probe: str) -> bool:
     """A prompt, or a sliding window, belongs to one length; a document's prefix to every length."""
-    if probe == "passkey":
-        return False
-    perplexity = sweep.probes.perplexity
-    return not (probe == "perplexity" and perplexity and perplexity.protocol == "sliding")
+    return probe != "passkey" and not sweep.probes.is_sliding(probe)
 
 
 @dataclass

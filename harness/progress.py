@@ -47,19 +47,15 @@ class Progress:
         if self._live:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
-    def expect(self, total: float) -> None:
-        """Set the cost of everything that will be run."""
-        self._total = max(total, 1e-9)
-
     def start(self, label: str) -> None:
         """Say what is being measured now."""
         self._label = label
-        self._show(force=False)
+        self._show()
 
     def advance(self, cost: float) -> None:
         """Count what has been run."""
         self._done += cost
-        self._show(force=False)
+        self._show()
 
     def skip(self, cost: float) -> None:
         """Take out what will not be run (a pass that failed), so that the time left stays true."""
@@ -76,7 +72,7 @@ class Progress:
         left = f"{format_seconds(elapsed / share * (1 - share))} left" if share > 0.01 else "..."
         return f"{share:4.0%}  {format_seconds(elapsed)} so far, {left}  {self._label}"
 
-    def _show(self, *, force: bool) -> None:
+    def _show(self) -> None:
         if self._quiet:
             return
         now = time.monotonic()
@@ -85,6 +81,6 @@ class Progress:
             filled = round(width * min(self._done / self._total, 1.0))
             bar = "#" * filled + "." * (width - filled)
             print(f"\r\033[K[{bar}] {self._line()}"[:150], end="", file=sys.stderr, flush=True)
-        elif force or now - self._last_line >= _LINE_EVERY_SECONDS:
+        elif now - self._last_line >= _LINE_EVERY_SECONDS:
             self._last_line = now
             print(self._line(), file=sys.stderr, flush=True)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.assemble import save_cells
 from harness.attention import NAME
 from harness.environment import describe_environment
@@ -32,9 +34,12 @@ def _cost(tokens: int, context_length: int) -> float:
     return tokens * (1 + context_length / _KNEE_TOKENS)
 
 
-def _status(error: BaseException) -> str:
-    import torch
+def _group_cost(sweep: Sweep, plan: Plan, group: Sequence[Pass]) -> float:
+    model = plan.models[group[0].model]
+    return _cost(max(tokens_of(sweep, model, one) for one in group), group[0].longest)
 
+
+def _status(error: BaseException) -> str:
     # On a CPU torch raises a plain RuntimeError that only its text tells from others.
     out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -44,8 +49,6 @@ def _status(error: BaseException) -> str:
 
 def _free_device_memory() -> None:
     """After an out-of-memory error the next pass must not find the allocator's cache full."""
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -58,7 +61,6 @@ class _Runner:
         self.plan = plan
         self.store = store
         self.progress = progress
-        self.failures: list[tuple[Pass, str]] = []
 
     def _record(self, one: Pass, model: Any | None) -> dict[str, Any]:
         record: dict[str, Any] = {
@@ -92,14 +94,8 @@ class _Runner:
             record = self._record(one, model)
             record |= {"status": _status(error), "error": text, "traceback": details}
             self.store.commit(one.pass_id, record, None)
-            self.failures.append((one, text))
             self.progress.note(f"{_label(one)}: {record['status']}: {text}")
-        self.progress.skip(self.group_cost(group))
-
-    def group_cost(self, group: Sequence[Pass]) -> float:
-        plan = self.plan.models[group[0].model]
-        tokens = max(tokens_of(self.sweep, plan, one) for one in group)
-        return _cost(tokens, group[0].longest)
+        self.progress.skip(_group_cost(self.sweep, self.plan, group))
 
     def _patch_of(self, one: Pass) -> RopePatch:
         return next(m.patch for m in self.sweep.methods if m.name == one.method)
@@ -182,7 +178,7 @@ def _label(one: Pass, shared: bool = False) -> str:
     return f"{one.model}  {one.method}  {probe} at {one.longest} tokens"
 
 
-def _check_same_sweep(folder: Path, sweep: Sweep) -> None:
+def _check_results_folder(folder: Path, sweep: Sweep) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; --results needs a folder")
     # A sweep.yaml alone may be the user's own, which must not be written over.
@@ -207,7 +203,7 @@ def run_sweep(
         sweep: From `load_sweep`.
         results: Folder of the results; by default ``results/NAME``. A run that was interrupted
             goes on there.
-        folder: Where the sweep's relative paths start (the YAML file's folder).
+        folder: Where relative paths of a sweep made in Python start; those of a file are absolute.
         quiet: No progress on standard error.
 
     Returns:
@@ -218,7 +214,7 @@ def run_sweep(
             `passes` table instead.
     """
     target = Path(results) if results is not None else Path("results") / sweep.name
-    _check_same_sweep(target, sweep)
+    _check_results_folder(target, sweep)
     for spec in sweep.models:
         check_device(spec)
     plan = make_plan(sweep, Path(folder))
@@ -237,11 +233,10 @@ def run_sweep(
     missing = [one for one in passes.values() if not store.is_done(one.pass_id)]
     groups = group_passes(sweep, missing)
     began = time.monotonic()
-    with Progress(0, quiet=quiet) as progress:
-        runner = _Runner(sweep, plan, store, progress)
-        progress.expect(sum(runner.group_cost(group) for group in groups))
+    total = sum(_group_cost(sweep, plan, group) for group in groups)
+    with Progress(total, quiet=quiet) as progress:
         _say_plan(progress, plan, missing)
-        runner.run(groups)
+        _Runner(sweep, plan, store, progress).run(groups)
         progress.note(f"measured in {format_seconds(time.monotonic() - began)}; writing tables")
     write_outputs(target)
     return target

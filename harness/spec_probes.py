@@ -127,6 +127,14 @@ class Probes(Part):
             raise problem_error(f"at least one of {', '.join(PROBES)} is needed")
         return self
 
+    def is_sliding(self, probe: str) -> bool:
+        """Whether a probe runs strided windows, which belong to one context length each."""
+        return (
+            probe == "perplexity"
+            and self.perplexity is not None
+            and self.perplexity.protocol == "sliding"
+        )
+
     @property
     def enabled(self) -> tuple[str, ...]:
         """Names of the probes that are on."""

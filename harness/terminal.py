@@ -96,13 +96,13 @@ def _forwards(sweep: Sweep, num_lengths: int) -> int:
     return total
 
 
-def _plan_row(sweep: Sweep, spec: ModelSpec, folder: Path, results: Path) -> list[str]:
+def _plan_row(sweep: Sweep, spec: ModelSpec, results: Path) -> list[str]:
     from harness.plan import Plan, make_plan
     from harness.store import Store
 
     one = sweep.model_copy(update={"models": [spec]})
     try:
-        plan: Plan = make_plan(one, folder)
+        plan: Plan = make_plan(one, Path())
     except UnreachableError as error:
         known = sweep.lengths_for(spec.trained_length) if spec.trained_length else ()
         count = f"at most {_forwards(sweep, len(known) or len(sweep.context_lengths))}"
@@ -122,7 +122,7 @@ def _plan_row(sweep: Sweep, spec: ModelSpec, folder: Path, results: Path) -> lis
     ]
 
 
-def print_plan(sweep: Sweep, folder: Path, results: Path) -> None:
+def print_plan(sweep: Sweep, results: Path) -> None:
     """Models with their lengths and passes, methods and probes; nothing is loaded or written."""
     console = _console()
     methods = ", ".join(m.name for m in sweep.methods)
@@ -134,7 +134,7 @@ def print_plan(sweep: Sweep, folder: Path, results: Path) -> None:
         table.add_column(title)
     notes = []
     for spec in sweep.models:
-        *cells, note = _plan_row(sweep, spec, folder, results)
+        *cells, note = _plan_row(sweep, spec, results)
         table.add_row(*cells)
         if note:
             notes.append(note)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.corpus import SourceFile
+from harness.passkey import random_key
 from harness.passkey_text import (
     ANSWER,
     COLOURS,
@@ -93,7 +94,7 @@ class TrainingText:
         own first appearance is random and not scored.
         """
         kind = str(rng.choice(["sentences", "shifted", "text"]))
-        key = "".join(str(d) for d in rng.integers(0, 10, size=int(rng.integers(3, 9))))
+        key = random_key(rng, int(rng.integers(3, 9)))
         needle = self._ids(NEEDLE.format(key=key))
         ask = self._ids((QUESTION + ANSWER).format(key=key))
         head = np.concatenate([[self.tokenizer.bos_token_id], self._ids(INTRODUCTION)])
@@ -116,7 +117,7 @@ class TrainingText:
         return ids, labels
 
     def _distractor(self, rng: np.random.Generator) -> Ids:
-        key = "".join(str(d) for d in rng.integers(0, 10, size=5))
+        key = random_key(rng, 5)
         return self._ids(DISTRACTOR.format(colour=rng.choice(COLOURS), key=key))
 
     def _key_offset(self, needle: Ids, key: str) -> int:
@@ -155,7 +156,7 @@ class TrainingText:
         rng = np.random.default_rng([seed, 1])
         rows = []
         for trial in range(trials):
-            key = "".join(str(d) for d in rng.integers(0, 10, size=digits))
+            key = random_key(rng, digits)
             head = np.concatenate([[self.tokenizer.bos_token_id], self._ids(INTRODUCTION)])
             needle = self._ids(NEEDLE.format(key=key))
             ask = self._ids((QUESTION + ANSWER).format(key=key))

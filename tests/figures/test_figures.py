@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.figures import (
@@ -24,31 +22,11 @@ from harness.figures import (
     perplexity,
 )
 from harness.figures.style import (
-    drawing,
     method_styles,
 )
 from harness.summary import summarize
+from tests.figures.common import GEMMA, LENGTHS, LLAMA, drawn
 from tests.synthetic import MANY_METHODS, METHODS, Synthetic, make_tables
-
-LLAMA, GEMMA = "zoo:llama-10k", "zoo:gemma-local-global"
-LENGTHS = (256, 512, 1024)
-HOLES = frozenset({(LLAMA, "ntk", 512), (LLAMA, "linear", 1024)})
-
-
-@pytest.fixture(scope="module")
-def tables() -> dict[str, pd.DataFrame]:
-    spec = Synthetic(lengths=LENGTHS, documents=("a", "b"), heads=2, trials=2, holes=HOLES)
-    return make_tables(spec)
-
-
-@pytest.fixture(autouse=True)
-def sized() -> Iterator[None]:
-    with drawing():
-        yield
-
-
-def drawn(module: object, tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    return list(module.draw(tables, method_styles(tables)).values())  # type: ignore[attr-defined]
 
 
 def method_lines(axes: Axes) -> dict[str, Line2D]:
@@ -115,7 +93,7 @@ def test_neither_torch_nor_pyplot_is_imported(tmp_path: Path) -> None:
         "for name in ('torch', 'transformers', 'matplotlib.pyplot'):\n"
         "    assert name not in sys.modules, name\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_no_table_no_figure(tables: dict[str, pd.DataFrame], tmp_path: Path) -> None:

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from harness.figures import (
     entropy_map,
     passkey_map,
 )
-from harness.figures.style import (
-    drawing,
-    method_styles,
-)
 from harness.summary import last_eighth
+from tests.figures.common import LLAMA, drawn
 from tests.synthetic import METHODS, Synthetic, make_tables
-
-LLAMA, GEMMA = "zoo:llama-10k", "zoo:gemma-local-global"
-LENGTHS = (256, 512, 1024)
-HOLES = frozenset({(LLAMA, "ntk", 512), (LLAMA, "linear", 1024)})
-
-
-@pytest.fixture(scope="module")
-def tables() -> dict[str, pd.DataFrame]:
-    spec = Synthetic(lengths=LENGTHS, documents=("a", "b"), heads=2, trials=2, holes=HOLES)
-    return make_tables(spec)
-
-
-@pytest.fixture(autouse=True)
-def sized() -> Iterator[None]:
-    with drawing():
-        yield
-
-
-def drawn(module: object, tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    return list(module.draw(tables, method_styles(tables)).values())  # type: ignore[attr-defined]
 
 
 def test_entropy_changes_count_from_plain_rope_at_the_trained_length(
