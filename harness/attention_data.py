@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import DataError
+from harness.errors import DataError, ModelError
 from harness.rows import STATISTICS
 
 if TYPE_CHECKING:
@@ -70,6 +71,26 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class LayerStatistics:
+    """Statistics of one layer's heads at some measured queries.
+
+    Attributes:
+        layer: Its index in the model.
+        layer_type: ``full_attention`` where the config says nothing.
+        positions: int64, ascending, ``(queries,)``.
+        values: Name (``rows.STATISTICS``) to float64 ``(heads, queries)``.
+    """
+
+    layer: int
+    layer_type: str
+    positions: npt.NDArray[np.int64]
+    values: dict[str, npt.NDArray[np.float64]]
+
+
+Consumer = Callable[[LayerStatistics], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionStatistics:
     """Statistics of every attention layer, head and measured query.
 
@@ -100,3 +121,39 @@ class AttentionStatistics:
             "position": self.positions[query],
         }
         return pd.DataFrame(columns | {name: self.values[name].ravel() for name in STATISTICS})
+
+
+class AttentionCollector:
+    """A consumer that keeps everything: all layers, heads and measured queries."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[LayerStatistics]] = {}
+
+    def __call__(self, found: LayerStatistics) -> None:
+        """Take in one layer of one chunk."""
+        self._parts.setdefault(found.layer, []).append(found)
+
+    def statistics(self) -> AttentionStatistics:
+        """All of it, layers in the model's order.
+
+        Raises:
+            ModelError: If layers differ in their number of heads.
+        """
+        layers = tuple(sorted(self._parts))
+        parts = [sorted(self._parts[i], key=lambda part: part.positions[0]) for i in layers]
+        if len({len(own[0].values["entropy_nats"]) for own in parts}) > 1:
+            raise ModelError(
+                "the layers of this model differ in their number of heads: their statistics do "
+                "not fit into one array"
+            )
+        return AttentionStatistics(
+            layer_types=tuple(own[0].layer_type for own in parts),
+            positions=np.concatenate([part.positions for part in parts[0]]),
+            values={
+                name: np.stack(
+                    [np.concatenate([part.values[name] for part in own], -1) for own in parts]
+                )
+                for name in STATISTICS
+            },
+            layers=layers,
+        )

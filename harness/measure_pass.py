@@ -13,7 +13,7 @@ import torch
 from harness.attention_data import sample_positions
 from harness.bins import bin_edges
 from harness.data import TokenizedDocument
-from harness.engine import AttentionSettings, AttentionStatistics, measure, token_nll
+from harness.engine import AttentionSettings, measure, token_nll
 from harness.passkey import PasskeyPrompt, depth_values
 from harness.plan import ModelPlan, Pass
 from harness.probes.entropy import AttentionAccumulator
@@ -60,6 +60,11 @@ class Bench:
     def _edges(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return bin_edges(self.plan.lengths)
 
+    @property
+    def _chunk_tokens(self) -> int | None:
+        wanted = self.plan.spec.chunk_tokens
+        return None if wanted == "auto" else int(wanted)
+
     def _documents(self, probe: str) -> tuple[TokenizedDocument, ...]:
         return documents_of(self.sweep, self.plan, probe)
 
@@ -78,22 +83,6 @@ class Bench:
         return AttentionSettings(
             queries=queries, local_window=entropy.local_window, seed=self.sweep.seed
         )
-
-    def _document(
-        self, document: TokenizedDocument, stop: int, nll: bool, wanted: AttentionSettings | None
-    ) -> tuple[np.ndarray[Any, np.dtype[np.float64]] | None, AttentionStatistics | None]:
-        """Losses and statistics of one document, from one forward where that changes neither.
-
-        In half precision the probe's float32 attention would make other losses than the model's
-        own, and a loss would depend on which probes ran beside it: then each has its own pass.
-        """
-        ids = self._ids(document, 0, stop)
-        exact = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
-        if exact or not nll or wanted is None:
-            both = measure(self.model, ids, nll=nll, attention=wanted)
-            return both.nll, both.attention
-        alone = measure(self.model, ids, nll=False, attention=wanted).attention
-        return token_nll(self.model, ids), alone
 
     def documents(self, passes: list[Pass]) -> dict[str, Measured]:
         """Perplexity and entropy passes of the same tables and lengths, in one forward each.
@@ -115,12 +104,16 @@ class Bench:
         with_attention = {d.name for d in self._documents("entropy")} if settings else set()
         used = self._documents("perplexity" if "perplexity" in probes else "entropy")
         for document in used:
-            wanted = settings if document.name in with_attention else None
-            nll, found = self._document(document, stop, "perplexity" in probes, wanted)
-            if nll is not None:
-                parts.append(full_rows(document, nll, self._edges, stop))
-            if attention is not None and found is not None:
-                attention.add(found.positions, found.layers, found.layer_types, found.values)
+            found = measure(
+                self.model,
+                self._ids(document, 0, stop),
+                nll="perplexity" in probes,
+                attention=settings if document.name in with_attention else None,
+                consumer=attention,
+                chunk_tokens=self._chunk_tokens,
+            )
+            if found.nll is not None:
+                parts.append(full_rows(document, found.nll, self._edges, stop))
             self.advance(stop)
         measured = {}
         if parts:
@@ -141,7 +134,8 @@ class Bench:
         for document in self._documents("perplexity"):
             size = len(document.input_ids)
             for start, stop, first in sliding_windows(size, n, perplexity.stride):
-                nll = token_nll(self.model, self._ids(document, start, stop))
+                ids = self._ids(document, start, stop)
+                nll = token_nll(self.model, ids, chunk_tokens=self._chunk_tokens)
                 indices = np.arange(first, stop, dtype=np.int64)
                 scored = nll[indices - start - 1]
                 parts.append(
@@ -175,11 +169,12 @@ class Bench:
             prompts,
             distractors=spec.distractors,
             generate=spec.generate,
+            chunk_tokens=self._chunk_tokens,
             share=not self._follows_length(one),
         ):
             parts.append(rows)
             self.advance(len(rows) * one.longest)
-        table = pd.concat(parts, ignore_index=True)
+        table = pd.concat(parts).sort_index()  # in the prompts' order
         return Measured(rows=table, tokens=len(prompts) * one.longest)
 
     def run(self, passes: list[Pass]) -> dict[str, Measured]:

@@ -33,6 +33,7 @@ STATISTICS = (
     "self_mass",
     "previous_mass",
     "local_mass",
+    "learnt_sink_mass",
     "mean_distance_tokens",
     "max_logit",
 )

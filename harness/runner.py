@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from harness.assemble import save_cells
-from harness.attention import NAME
+from harness.attention import attention_backend
 from harness.environment import describe_environment
 from harness.errors import DataError, ModelError, RopewalkError
 from harness.measure_pass import Bench, group_passes, tokens_of
@@ -77,9 +77,7 @@ class _Runner:
             parameter = next(model.parameters())
             record["device"] = str(parameter.device)
             record["dtype"] = str(parameter.dtype).removeprefix("torch.")
-            own = model.config._attn_implementation
-            # Statistics come from the probe's own attention.
-            record["attention_backend"] = NAME if one.probe == "entropy" else own
+            record["attention_backend"] = attention_backend(model)
         return record
 
     def _fail(self, group: Sequence[Pass], model: Any | None, error: BaseException) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from unicodedata import category
@@ -19,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
+    PlainValidator,
     model_validator,
 )
 
@@ -49,6 +51,18 @@ def _one_line(value: Any) -> Any:
     return value
 
 
+def count_or(word: str) -> Callable[[Any], Any]:
+    """A check for a whole number of at least 1, or one word in its place."""
+
+    def check(value: Any) -> Any:
+        number = whole(value)
+        if value == word or (type(number) is int and number >= 1):
+            return number
+        raise problem_error(f"must be {word} or a whole number of at least 1, not {shown(value)}")
+
+    return check
+
+
 Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1), BeforeValidator(_one_line)]
@@ -69,6 +83,10 @@ class ModelSpec(Part):
         gguf_file: A GGUF file in the repository or folder.
         dtype: ``auto`` is as it was saved.
         device: ``auto`` or what torch calls it, such as ``cpu`` or ``cuda:1``.
+        device_map: ``auto`` spreads a model over all GPUs (accelerate does it), in place of
+            `device`.
+        chunk_tokens: Tokens that run at once, or ``auto`` for what fits a budget of memory; it
+            changes no result.
         trained_length: In tokens, in place of what the model's config says.
         name: What tables and figures call it; by default the last part of the path.
     """
@@ -78,6 +96,8 @@ class ModelSpec(Part):
     gguf_file: Text | None = None
     dtype: Literal["float32", "bfloat16", "float16", "float64", "auto"] = "auto"
     device: Text = "auto"
+    device_map: Literal["auto"] | None = None
+    chunk_tokens: Annotated[Literal["auto"] | int, PlainValidator(count_or("auto"))] = "auto"
     trained_length: Annotated[Whole, Field(ge=2)] | None = None
     name: Text | None = None
 

@@ -8,16 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from harness.spec_errors import Problem, problem_error, problems_error, shown
-from harness.spec_parts import Count, Part, Whole, whole
+from harness.spec_parts import Count, Part, Whole, count_or, whole
 
 PROBES = ("perplexity", "entropy", "passkey")
-
-
-def _count_or_all(value: Any) -> Any:
-    number = whole(value)
-    if value == "all" or (type(number) is int and number >= 1):
-        return number
-    raise problem_error(f"must be all or a whole number of at least 1, not {shown(value)}")
 
 
 def _depths(value: Any) -> Any:
@@ -83,7 +76,7 @@ class EntropyProbe(Part):
         documents: How many of the sweep's documents, ``None`` for all.
     """
 
-    queries: Annotated[Literal["all"] | int, PlainValidator(_count_or_all)] = "all"
+    queries: Annotated[Literal["all"] | int, PlainValidator(count_or("all"))] = "all"
     local_window: Count = 64
     documents: Count | None = None
 

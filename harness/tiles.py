@@ -1,181 +1,192 @@
 """The arithmetic of one tile of queries: output and statistics from the same scores.
 
-With ``z`` the scores less their maximum and ``e = exp(z)``, the entropy of a query in nats is
+A tile's keys come in blocks that fit a processor's cache. With ``z`` a block's scores less the
+largest score so far and ``e = exp(z)``, the sums of e, of e times z and of e times value are
+carried from block to block and rescaled where a larger score turns up. The entropy of a query in
+nats is then
 
     H = ln(sum e) - sum(e * z) / sum(e)
 
-exactly, without a second pass over the keys.
+exactly, with no second pass over the keys.
 
-Shapes: K key heads, G query heads to each, N tokens, T queries of a tile, S keys that it can see,
-D head size.
+Shapes: K key heads, G query heads to each, L queries and S keys of the call, T queries of a tile,
+C keys of a block, D head size, E size of a value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from harness.layer_call import LayerCall, tile_rows
 from harness.masks import TileMask
 from harness.rows import STATISTICS
 from harness.workers import TileWorkers
 
-# Scores of one tile: small enough for a processor's cache, large enough for its matrix product.
-TILE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20, "mps": 64 << 20}
-CPU_TILE_ROWS = 128  # at most, so that a short sequence still has tiles for all cores
 _HIDDEN = -1e30  # finite, so that exp(z) * z of a hidden key is 0 and not NaN
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LayerCall:
-    """One layer's attention: query ``(K, G, N, D)`` scaled already, key and value ``(K, N, D)``."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: TileMask
-    softcap: float | None
-    sinks: Tensor | None  # logits of learnt sinks, (K, G, 1)
-
-    def heads(self, start: int, stop: int) -> LayerCall:
-        """The same for some key heads and their query heads."""
-        return replace(
-            self,
-            query=self.query[start:stop],
-            key=self.key[start:stop],
-            value=self.value[start:stop],
-            sinks=None if self.sinks is None else self.sinks[start:stop],
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _View:
-    """What some queries see, the same for all heads.
+class _Sums:
+    """What is carried from block to block; all ``(K, G, T)`` but `values`.
 
     Attributes:
-        queries: int64 positions, ascending, ``(T,)``.
-        first: Position of the first key that any of them sees.
-        last: Position behind the last.
-        hidden: Runs of columns in which keys are hidden, with what is hidden in them.
-        count: Visible keys of each query, ``(T,)``.
+        peak: The largest score so far, which is taken off all scores.
+        total: Sum of e.
+        moment: Sum of e times z.
+        back: Sum of e times the key's position, counted back from the tile's last.
+        near: Sum of e over the local window; None as long as no key of it came by.
+        values: Sum of e times value, ``(K, G, T, E)``; None if no output is asked for.
     """
 
-    queries: Tensor
-    first: int
-    last: int
-    hidden: list[tuple[int, int, Tensor]]
-    count: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tile:
-    """Scores of some queries, less their maximum.
-
-    Attributes:
-        view: What they see.
-        z: ``(K, G, T, S)``, huge and negative where a key is hidden.
-        e: exp(z).
-        peak: The maximum that was taken off, ``(K, G, T)``.
-    """
-
-    view: _View
-    z: Tensor
-    e: Tensor
     peak: Tensor
+    total: Tensor
+    moment: Tensor
+    back: Tensor
+    near: Tensor | None
+    values: Tensor | None
+
+    def take_in(self, old: _Sums) -> None:
+        """Add the sums of earlier blocks, whose peak is at most this one's."""
+        shift = old.peak - self.peak
+        scale = shift.exp()
+        self.total.addcmul_(scale, old.total)
+        self.moment.addcmul_(scale, torch.addcmul(old.moment, shift, old.total))
+        self.back.addcmul_(scale, old.back)
+        if self.near is not None and old.near is not None:
+            self.near.addcmul_(scale, old.near)
+        if self.values is not None and old.values is not None:
+            self.values.addcmul_(scale[..., None], old.values)
 
 
-def _view(mask: TileMask, queries: Tensor) -> _View:
+def _blocks(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cut a range into even blocks of at most a size."""
+    number = -(-(last - first) // size)
+    for index in range(number):
+        span = last - first
+        yield first + span * index // number, first + span * (index + 1) // number
+
+
+def _stream(call: LayerCall, queries: Tensor, local_window: int) -> _Sums:
+    """Sums over all keys that some queries, given by their positions, see."""
+    mask = call.mask
     first, last = mask.first_visible(int(queries[0])), int(queries[-1]) + 1
-    visible = mask.visible(queries, torch.arange(first, last, device=queries.device))
-    hidden = ~visible
-    columns = hidden.any(0).nonzero().flatten()
-    runs = []
-    if len(columns):
-        # A causal tile hides keys at its end, a window also at its start; in between, nothing is
-        # hidden and nothing has to be touched.
-        breaks = (columns.diff() > 1).nonzero().flatten()
-        for run in torch.tensor_split(columns, (breaks + 1).cpu()):
-            low, high = int(run[0]), int(run[-1]) + 1
-            runs.append((low, high, hidden[:, low:high]))
-    return _View(queries=queries, first=first, last=last, hidden=runs, count=visible.sum(-1))
+    rows = queries - mask.query_offset
+    contiguous = int(rows[-1] - rows[0]) + 1 == len(rows)
+    at = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
+    flat = call.query[:, :, at].flatten(1, 2)
+    sums: _Sums | None = None
+    for low, high in _blocks(first, last, call.block):
+        new = _block(call, flat, queries, (low, high), local_window, sums)
+        # Counted back from the tile's last key, so that single precision resolves the position.
+        new.back.add_(new.total, alpha=low - last)
+        if sums is not None:
+            new.take_in(sums)
+        sums = new
+    assert sums is not None
+    return sums
 
 
-def _make_tile(call: LayerCall, view: _View) -> _Tile:
-    key_heads, groups, _, size = call.query.shape
-    rows = len(view.queries)
-    contiguous = view.last - int(view.queries[0]) == rows
-    at = slice(view.last - rows, view.last) if contiguous else view.queries
-    flat = call.query[:, :, at].reshape(key_heads, groups * rows, size)
-    z = torch.bmm(flat, call.key[:, view.first : view.last].transpose(1, 2))
-    z = z.view(key_heads, groups, rows, view.last - view.first)
+def _block(
+    call: LayerCall,
+    flat: Tensor,
+    queries: Tensor,
+    keys: tuple[int, int],
+    local_window: int,
+    old: _Sums | None,
+) -> _Sums:
+    """Sums over the keys of one block, given by their first position and the one behind."""
+    low, high = keys
+    mask = call.mask
+    at = slice(low - mask.key_offset, high - mask.key_offset)
+    scores = torch.bmm(flat, call.key[:, at].transpose(1, 2))
     if call.softcap is not None:
-        z = z.div_(call.softcap).tanh_().mul_(call.softcap)
-    for low, high, hidden in view.hidden:
-        z[..., low:high].masked_fill_(hidden, _HIDDEN)
+        scores.div_(call.softcap).tanh_().mul_(call.softcap)
+    z = scores.view(*call.query.shape[:2], len(queries), high - low)
+    _hide(mask, z, queries, low, high)
     peak = z.amax(-1)
+    peak = peak if old is None else torch.maximum(peak, old.peak)
     z.sub_(peak[..., None])
-    return _Tile(view=view, z=z, e=z.exp(), peak=peak)
+    e = z.exp()
+    near = None
+    if high > int(queries[0]) - local_window + 1:
+        positions = torch.arange(low, high, device=queries.device)
+        inside = positions > queries[:, None] - local_window
+        near = torch.linalg.vecdot(e, inside.to(e.dtype).expand_as(e))
+    flat_e = e.flatten(1, 2)
+    values = None
+    if call.value is not None:
+        values = torch.bmm(flat_e, call.value[:, at]).view(*e.shape[:3], -1)
+    return _Sums(
+        peak=peak,
+        total=e.sum(-1),
+        moment=torch.linalg.vecdot(e, z),
+        back=torch.mv(flat_e.flatten(0, 1), call.columns[: high - low]).view(peak.shape),
+        near=near,
+        values=values,
+    )
 
 
-def _weighted(call: LayerCall, tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of e times value ``(K, G, T, D)``, of e, and of e times position, ``(K, G, T)``.
-
-    The two sums ride along as columns of the values; positions count back from the last key, so
-    that float32 resolves them.
-    """
-    key_heads, groups, rows, columns = tile.e.shape
-    back = torch.arange(columns, device=tile.e.device, dtype=tile.e.dtype) - columns
-    extra = torch.stack([torch.ones_like(back), back], -1).expand(key_heads, columns, 2)
-    values = torch.cat([call.value[:, tile.view.first : tile.view.last], extra], -1)
-    sums = torch.bmm(tile.e.view(key_heads, groups * rows, columns), values)
-    sums = sums.view(key_heads, groups, rows, -1)
-    return sums[..., :-2], sums[..., -2], sums[..., -1]
+def _hide(mask: TileMask, z: Tensor, queries: Tensor, low: int, high: int) -> None:
+    """Put scores out of sight; what all queries see is not touched."""
+    first = int(queries[0])
+    if mask.kind != "other" and mask.first_visible(int(queries[-1])) <= low:
+        # Nothing is hidden but what comes after a query.
+        if high <= first + 1:
+            return
+        z, low = z[..., max(first + 1 - low, 0) :], max(low, first + 1)
+    positions = torch.arange(low, high, device=queries.device)
+    z.masked_fill_(~mask.visible(queries, positions), _HIDDEN)
 
 
-def _statistics(tile: _Tile, total: Tensor, moment: Tensor, local_window: int) -> dict[str, Tensor]:
+def _statistics(call: LayerCall, queries: Tensor, sums: _Sums) -> dict[str, Tensor]:
     """The columns of a tile's queries, each ``(K, G, T)``."""
-    e, columns = tile.e, tile.e.shape[-1]
-    own = tile.view.queries - tile.view.first  # column of each query's own key
-    rows = torch.arange(len(own), device=e.device)
+    mask, total = call.mask, sums.total
+    rows = queries - mask.query_offset
+    query = call.query[:, :, rows]
+    lse = sums.peak + total.log()
+    starts = mask.starts.to(queries.device)[rows]
 
-    def mass_at(at: Tensor) -> Tensor:
-        picked = e[:, :, rows, at.clamp(min=0)]
-        return torch.where(at >= 0, picked, torch.zeros_like(picked)) / total
+    def mass_at(keys: Tensor) -> Tensor:
+        """Of one key for each query, 0 where it is hidden."""
+        seen = keys >= starts
+        if mask.kind == "other":
+            pairs = [
+                mask.visible(q[None], k[None])[0, 0] for q, k in zip(queries, keys, strict=True)
+            ]
+            seen = torch.stack(pairs) & (keys >= 0)
+        there = call.key[:, (keys - mask.key_offset).clamp(min=0)]
+        score = torch.einsum("kgtd,ktd->kgt", query, there)
+        if call.softcap is not None:
+            score = (score / call.softcap).tanh() * call.softcap
+        return torch.where(seen, (score - lse).exp(), torch.zeros_like(score))
 
-    low = max(0, int(own[0]) - local_window + 1)
-    span = torch.arange(low, columns, device=e.device)
-    near = (span[None] > own[:, None] - local_window).to(e.dtype)
-    count = tile.view.count.to(e.dtype)
-    entropy = total.log() - torch.linalg.vecdot(e, tile.z) / total
+    count = (queries - starts + 1).to(total.dtype)
+    if mask.kind == "other":
+        keys = torch.arange(mask.key_offset, int(queries[-1]) + 1, device=queries.device)
+        count = mask.visible(queries, keys).sum(-1).to(total.dtype)
+    entropy = total.log() - sums.moment / total
+    assert sums.near is not None  # a query's own key is near
+    sink = torch.zeros_like(total)
+    if call.sinks is not None:
+        sink = torch.sigmoid(call.sinks - lse)
+    last = int(queries[-1]) + 1
     return {
         "entropy_nats": entropy,
         "normalized_entropy": torch.where(count > 1, entropy / count.log(), torch.nan),
         "effective_tokens": entropy.exp(),
-        "sink_mass": e[..., 0] / total if tile.view.first == 0 else torch.zeros_like(total),
-        "self_mass": mass_at(own),
-        "previous_mass": mass_at(own - 1) + mass_at(own - 2),
-        "local_mass": torch.linalg.vecdot(e[..., low:], near.expand_as(e[..., low:])) / total,
-        "mean_distance_tokens": (own - columns).to(e.dtype) - moment / total,
-        "max_logit": tile.peak,
+        "sink_mass": mass_at(torch.zeros_like(queries)),
+        "self_mass": mass_at(queries),
+        "previous_mass": mass_at(queries - 1) + mass_at(queries - 2),
+        "local_mass": sums.near / total,
+        "learnt_sink_mass": sink,
+        "mean_distance_tokens": (queries - last).to(total.dtype) - sums.back / total,
+        "max_logit": sums.peak,
     }
-
-
-def tile_rows(call: LayerCall, heads_a_tile: int) -> int:
-    """Queries of a tile whose scores fit the budget."""
-    device = call.query.device.type
-    heads = heads_a_tile * call.query.shape[1]
-    row_bytes = heads * call.query.shape[2] * call.query.element_size()
-    rows = max(1, TILE_BYTES.get(device, TILE_BYTES["cpu"]) // row_bytes)
-    return min(rows, CPU_TILE_ROWS) if device == "cpu" else rows
-
-
-def _tiles(queries: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:
-    """Cut query positions into tiles; with each, where it starts."""
-    for start in range(0, len(queries), rows):
-        yield start, queries[start : start + rows]
 
 
 def attend(
@@ -190,13 +201,13 @@ def attend(
     """Attend from some queries and fill in what is asked for.
 
     A learnt sink takes its share of the output, but is no key: the statistics are of the keys'
-    own distribution.
+    own distribution, and the sink's share is a column.
 
     Args:
         call: The layer's queries, keys and values.
         queries: int64 positions, ascending, ``(Q,)``.
         workers: Who works on the tiles.
-        output: ``(K, G, N, D)``; filled at the queries, which must then be a run.
+        output: ``(K, G, L, E)``; filled at the queries, which must then be a run.
         statistics: ``rows.STATISTICS`` to ``(K, G, Q)``.
         local_window: Keys, the query's own included, whose mass is `local_mass`.
     """
@@ -205,19 +216,24 @@ def attend(
     step = 1 if call.query.device.type == "cpu" else key_heads
 
     def work(start: int, some: Tensor) -> None:
-        view = _view(call.mask, some)
         at = slice(start, start + len(some))
         for head in range(0, key_heads, step):
             part = call.heads(head, head + step)
-            tile = _make_tile(part, view)
-            weighted, total, moment = _weighted(part, tile)
+            sums = _stream(part, some, local_window)
             if statistics is not None:
-                found = _statistics(tile, total, moment, local_window)
+                found = _statistics(part, some, sums)
                 for name in STATISTICS:
                     statistics[name][head : head + step, :, at] = found[name]
             if output is not None:
-                share = total if part.sinks is None else total + (part.sinks - tile.peak).exp()
-                rows = slice(int(some[0]), int(some[-1]) + 1)
-                torch.div(weighted, share[..., None], out=output[head : head + step, :, rows])
+                assert sums.values is not None
+                total = sums.total
+                if part.sinks is not None:
+                    total = total + (part.sinks - sums.peak).exp()
+                first = int(some[0]) - call.mask.query_offset
+                rows = slice(first, first + len(some))
+                torch.div(sums.values, total[..., None], out=output[head : head + step, :, rows])
 
-    workers.run(partial(work, *each) for each in _tiles(queries, tile_rows(call, step)))
+    rows = tile_rows(call)
+    starts = range(0, len(queries), rows)
+    # The last tiles see the most keys: begun first, no core waits for one of them at the end.
+    workers.run(partial(work, s, queries[s : s + rows]) for s in reversed(starts))

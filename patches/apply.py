@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from patches.native import Native
 from patches.observe import attention_modules
 from patches.resolve import resolve
 from patches.rotary import LayerSelector, PatchedRotary
+from patches.scales import native_logit_scale_removed, warn_of_query_scale
 from patches.verify import verify_rotation
 
 _OTHER_MODALITIES = ("vision", "visual", "audio")
@@ -60,6 +60,13 @@ def applied(
     put back; they are not touched meanwhile. The method replaces any scaling the model was saved
     with. Contexts can be nested: the inner method holds, for the layers it changes.
 
+    Part of that scaling may be outside the tables: models with latent attention (the DeepSeek
+    family) that were saved with ``mscale_all_dim`` have the square of YaRN's ``mscale`` in the
+    ``scaling`` of their attention. It is taken out for as long, in the layers that change, and put
+    back; a method's own attention factor is in its tables, so it acts on the rotated dimensions.
+    ``native`` keeps the model's ``mscale``. A temperature by which queries are multiplied by their
+    position (Llama 4) is no part of the rotation; it stays, and a warning says so.
+
     Args:
         model: A causal language model of transformers, or its base model.
         patch: The method.
@@ -82,11 +89,12 @@ def applied(
     geometries = _geometries(model, geometry)
     layer_types = layer_types_of(model.config)
     tables = resolve(patch, geometries, context_length, layer_types=layer_types)
-    _warn_of_other_scales(model.config)
+    warn_of_query_scale(model.config)
     selective = None in geometries and None not in tables
     places = _find(model)
     new = _replacements(places, geometries, tables, selective)
     with ExitStack() as undo:
+        undo.enter_context(native_logit_scale_removed(model, layer_types, tables))
         undo.callback(_restore, places, new)
         _put(places, new)
         if selective:
@@ -228,20 +236,3 @@ def _layers_of(
     return tuple(
         layer for layer, kind in enumerate(layer_types) if None in tables or kind in tables
     )
-
-
-def _warn_of_other_scales(config: Any) -> None:
-    """Say which scales of its own a model keeps outside the rotary tables."""
-    config = getattr(config, "text_config", config)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if parameters.get("mscale_all_dim") and getattr(config, "qk_rope_head_dim", None):
-        warnings.warn(
-            "this model keeps its native mscale in the scaling of its attention; a method replaces "
-            "the rotary tables only",
-            stacklevel=4,
-        )
-    if getattr(config, "attn_temperature_tuning", None) or parameters.get("llama_4_scaling_beta"):
-        warnings.warn(
-            "this model also scales its queries by their position; a method leaves that as it is",
-            stacklevel=4,
-        )

@@ -14,7 +14,8 @@ class Native(RopePatch):
     """The model left as it is, with whatever scaling it was saved with.
 
     It has no tables of its own, and ``applied`` changes nothing. ``layers`` cannot be given: there
-    is nothing to limit. A model saved with stock ``dynamic`` scaling stays stateful, as it is.
+    is nothing to limit. A model saved with stock ``dynamic`` scaling stays stateful, as it is, and
+    one with YaRN's ``mscale`` in the scaling of its attention (the DeepSeek family) keeps that.
     """
 
     kind: ClassVar[str] = "native"

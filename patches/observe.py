@@ -33,6 +33,7 @@ class AttentionCall:
         kwargs: What it was called with by name.
         query_bhnd: What it handed to the attention function, after its rotation.
         key_bhnd: The same for the keys.
+        scaling: What the logits are multiplied by; ``None`` for the attention function's default.
     """
 
     module: nn.Module
@@ -41,6 +42,7 @@ class AttentionCall:
     kwargs: dict[str, Any]
     query_bhnd: Tensor
     key_bhnd: Tensor
+    scaling: float | None
 
 
 @dataclass
@@ -59,13 +61,16 @@ class Observer:
         """Forward pre-hook: remember what a module is called with."""
         self.pending[module] = (args, kwargs)
 
-    def reach(self, module: nn.Module, query_bhnd: Tensor, key_bhnd: Tensor) -> None:
+    def reach(
+        self, module: nn.Module, query_bhnd: Tensor, key_bhnd: Tensor, scaling: float | None
+    ) -> None:
         """Record what a module hands to the attention function."""
         args, kwargs = self.pending.get(module, ((), {}))
         layer = getattr(module, "layer_idx", None)
         number = layer if isinstance(layer, int) else len(self.calls)
+        query_bhnd, key_bhnd = query_bhnd.detach(), key_bhnd.detach()
         self.calls.append(
-            AttentionCall(module, number, args, kwargs, query_bhnd.detach(), key_bhnd.detach())
+            AttentionCall(module, number, args, kwargs, query_bhnd, key_bhnd, scaling)
         )
 
     def call_again(
@@ -152,7 +157,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     observer = _OBSERVER.get()
     if observer is not None:
-        observer.reach(module, query_bhnd, key_bhnd)
+        observer.reach(module, query_bhnd, key_bhnd, scaling)
     output: Tensor = sdpa_attention_forward(
         module, query_bhnd, key_bhnd, value_bhnd, attention_mask, dropout=0.0, scaling=scaling
     )[0]

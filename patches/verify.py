@@ -20,6 +20,7 @@ from patches.geometry import FULL_ATTENTION, SLIDING_ATTENTION
 from patches.layout import Output, call_rotary, replace_tables, same_tables
 from patches.observe import AttentionCall, Observer, observed, run_probe
 from patches.rotary import PatchedRotary
+from patches.scales import check_logit_scale
 
 
 def verify_rotation(
@@ -34,7 +35,8 @@ def verify_rotation(
     numpy, or the model's own where it keeps them; the query and the key that reached the attention
     function are turned by just these angles against those of the same call without rotation; and
     without rotation, equal tokens give equal queries and keys at all positions, so nothing else
-    turns them.
+    turns them (a model may make its queries longer by position). No native logit scale is left in
+    a layer that changes.
 
     Args:
         model: The model, with the new modules in place.
@@ -60,6 +62,7 @@ def verify_rotation(
             for call in list(observer.calls):
                 kind = _type_of(call.layer, layer_types)
                 if _check_layer(observer, call, kind, rotaries, tables):
+                    check_logit_scale(call, model.config)
                     changed.add(call.layer)
     finally:
         for rotary in rotaries.values():
@@ -243,12 +246,21 @@ def _check_still(
         args = (equal, *args[1:])
     else:
         kwargs = {**kwargs, "hidden_states": equal}
-    for states in _call_again(observer, call, args, kwargs, rotaries):
+    query_bhnd, key_bhnd = _call_again(observer, call, args, kwargs, rotaries)
+    # Llama 4 multiplies queries by a number that grows with the position. That is no rotation.
+    for states in (_of_one_length(query_bhnd), key_bhnd):
         if not close(states, states[:, :, :1].expand_as(states)):
             raise PatchError(
                 f"layer {call.layer}: its queries and keys are rotated by something else than the "
                 "rotary module that was replaced"
             )
+
+
+def _of_one_length(states_bhnd: Tensor) -> Tensor:
+    """Give the vectors of all positions the length of the first."""
+    length_bhn1 = states_bhnd.norm(dim=-1, keepdim=True)
+    ratio_bhn1 = length_bhn1[:, :, :1] / length_bhn1
+    return states_bhnd * torch.where(ratio_bhn1.isfinite(), ratio_bhn1, 1.0)
 
 
 def _call_again(

@@ -17,7 +17,9 @@ FOUND: dict[int, dict[str, torch.Tensor]] = {}
 WINDOW = [7]
 
 
-def query_statistics(p: list[float], s: list[float], i: int, w: int) -> dict[str, float]:
+def query_statistics(
+    p: list[float], s: list[float], i: int, w: int, sink: float = 0.0
+) -> dict[str, float]:
     """Statistics of query i from its probabilities and logits of keys 0..n-1 (0 where hidden)."""
     keys = [j for j in range(len(p)) if s[j] != -math.inf]
     entropy = -sum(p[j] * math.log(p[j]) for j in keys if p[j] > 0)
@@ -29,6 +31,7 @@ def query_statistics(p: list[float], s: list[float], i: int, w: int) -> dict[str
         "self_mass": p[i],
         "previous_mass": sum(p[j] for j in (i - 1, i - 2) if j >= 0),
         "local_mass": sum(p[j] for j in range(max(0, i - w + 1), i + 1)),
+        "learnt_sink_mass": sink,
         "mean_distance_tokens": sum(p[j] * (i - j) for j in keys),
         "max_logit": max(s[j] for j in keys),
     }
@@ -57,13 +60,16 @@ def naive_function(
         seen = attention_mask[0, 0] if attention_mask is not None else torch.ones(n, n).tril() > 0
         logits = logits.masked_fill(~seen, -math.inf)
         probabilities = torch.softmax(logits, -1)
-        shares = probabilities
+        shares, sinks = probabilities, [0.0] * n
         if s_aux is not None:
             with_sink = torch.cat([logits, s_aux[h].double().expand(n, 1)], 1)
-            shares = torch.softmax(with_sink, -1)[:, :n]
+            whole = torch.softmax(with_sink, -1)
+            shares, sinks = whole[:, :n], whole[:, n].tolist()
         out[h] = shares @ v[kv]
         for i in range(n):
-            found = query_statistics(probabilities[i].tolist(), logits[i].tolist(), i, WINDOW[0])
+            found = query_statistics(
+                probabilities[i].tolist(), logits[i].tolist(), i, WINDOW[0], sinks[i]
+            )
             for name, number in found.items():
                 rows.setdefault(name, [[] for _ in range(heads)])[h].append(number)
     FOUND[module.layer_idx] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import harness
-from harness import attention, tiles
+from harness import attention, layer_call, tiles
 from harness.engine import AttentionSettings, measure
 from harness.errors import DataError, ModelError
 from harness.rows import STATISTICS
@@ -73,7 +73,8 @@ def test_bfloat16_statistics_are_those_of_its_own_queries_and_keys():
 def test_results_do_not_depend_on_the_tile(name, rows, monkeypatch):
     model, ids = make_model(name, 3), random_ids(3, TOKENS)
     whole = measure(model, ids, attention=settings())
-    monkeypatch.setattr(tiles, "tile_rows", lambda call, heads: rows)
+    monkeypatch.setattr(tiles, "tile_rows", lambda call: rows)
+    monkeypatch.setattr(layer_call, "CPU_BLOCK_KEYS", max(2, rows // 2))
     tiled = measure(model, ids, attention=settings())
     assert np.abs(whole.nll - tiled.nll).max() < 1e-4
     for column in STATISTICS:
@@ -188,7 +189,7 @@ def test_parts_with_another_implementation_get_their_own_back():
     model, ids = make_model("llama", 0), random_ids(0, 20)
     model.model.config = copy.deepcopy(model.config)
     model.model.config._attn_implementation = "eager"
-    with attention.recording(model, 20, settings()), torch.inference_mode():
+    with attention.own_attention(model, settings=settings(), num_tokens=20), torch.inference_mode():
         model.model(ids, use_cache=False)
     assert model.config._attn_implementation == "sdpa"
     assert model.model.config._attn_implementation == "eager"
@@ -200,7 +201,7 @@ def test_hidden_states_are_those_without_the_probe(name, queries):
     model, ids = make_model(name, 8), random_ids(8, TOKENS)
     with torch.inference_mode():
         plain = model.base_model(ids, use_cache=False).last_hidden_state
-        with attention.recording(model, TOKENS, settings(queries=queries)):
+        with attention.own_attention(model, settings=settings(queries=queries), num_tokens=TOKENS):
             probed = model.base_model(ids, use_cache=False).last_hidden_state
     assert (plain - probed).abs().max() < 1e-5 * plain.abs().max()
 
@@ -260,7 +261,7 @@ def test_scores_with_a_bias_of_their_own_are_refused():
     model, ids = make_model("llama", 0), random_ids(0, 20)
     with (
         pytest.raises(ModelError, match="position_bias"),
-        attention.recording(model, 20, settings()),
+        attention.own_attention(model, settings=settings(), num_tokens=20),
     ):
         model(ids, use_cache=False, position_bias=torch.zeros(1))
 
@@ -287,7 +288,10 @@ def test_batches_and_padding_are_refused(what):
     mask = torch.ones_like(ids)
     if what == "padding":
         mask[:, :3] = 0
-    with pytest.raises(ModelError, match=what), attention.recording(model, 20, settings()):
+    with (
+        pytest.raises(ModelError, match=what),
+        attention.own_attention(model, settings=settings(), num_tokens=20),
+    ):
         model(ids, attention_mask=mask, use_cache=False)
 
 
@@ -295,14 +299,14 @@ def test_attention_that_is_not_causal_is_refused():
     from harness.masks import TileMask
 
     with pytest.raises(ModelError, match="not causal"):
-        TileMask(lambda b, h, q, k: q >= 0, 8, torch.device("cpu"))
+        TileMask(lambda b, h, q, k: (q >= 0) & (k >= 0), 8, 8, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 100])
 def test_the_first_visible_key_of_a_window(window):
     from harness.masks import TileMask
 
-    mask = TileMask(lambda b, h, q, k: (k <= q) & (k > q - window), 64, torch.device("cpu"))
+    mask = TileMask(lambda b, h, q, k: (k <= q) & (k > q - window), 64, 64, torch.device("cpu"))
     for query in range(64):
         assert mask.first_visible(query) == max(0, query - window + 1)
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import harness
-from harness.engine import answer_logits, measure
+from harness.engine import measure
 from harness.errors import DataError, ModelError
+from harness.prefix import answer_logits
 from tests.models import MODELS, make_model, random_ids
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,45 +11,54 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from harness.engine import answer_logits
 from harness.passkey import PasskeyPrompt
+from harness.prefill import follows_length
+from harness.prefix import SharedPrefix, running
 from harness.rows import PASSKEY
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Batch:
-    """Prompts that run together, and how many first tokens are the same in all of them."""
+class _Group:
+    """Prompts with one needle's place, and how much of the common haystack comes before it.
 
+    Attributes:
+        rows: Their indices among all prompts.
+        prompts: The prompts; all have answers of as many tokens.
+        shared_tokens: First tokens that they have in common with the haystack of all prompts.
+    """
+
+    rows: list[int]
     prompts: list[PasskeyPrompt]
     shared_tokens: int
 
 
-def _shared_prefix(ids: Ids, answer_tokens: int) -> int:
-    """Tokens before the first that differs between rows ``(B, n)``; the question is not shared."""
-    same = (ids == ids[:1]).all(0)
-    first_difference = int(np.argmin(same)) if not same.all() else len(same)
-    return min(first_difference, int(ids.shape[1]) - answer_tokens - 1)
+def _common(ids: Ids, other: Ids) -> int:
+    """First tokens that are the same in two sequences of one length."""
+    different = np.flatnonzero(ids != other)
+    return int(different[0]) if len(different) else len(ids)
 
 
-def _batches(prompts: Sequence[PasskeyPrompt], tokens: int, share: bool = True) -> Iterator[_Batch]:
-    """Prompts that are alike up to their needle, as many as fit into a budget of tokens.
+def _groups(prompts: Sequence[PasskeyPrompt], share: bool) -> tuple[Ids, list[_Group]]:
+    """Group prompts by depth, those that leave the common haystack first before the others.
 
-    Only what lies behind the shared haystack counts: a needle near the end costs next to nothing.
+    Returns:
+        The haystack that is shared (the prompt with the deepest needle), and the groups.
     """
-    for _, group in groupby(prompts, key=lambda p: (p.depth, p.answer_tokens)):
-        alike = list(group)
-        ids = np.stack([p.input_ids for p in alike])
-        shared = _shared_prefix(ids, alike[0].answer_tokens) if share else 0
-        # Behind a prefix, attention needs a mask and does not skip what is hidden: a short prefix
-        # saves less than that costs.
-        shared = shared if 2 * shared >= ids.shape[1] else 0
-        size = max(1, tokens // (ids.shape[1] - shared))
-        for start in range(0, len(alike), size):
-            batch = alike[start : start + size]
-            # Alone, a prompt gains nothing from running in two parts.
-            yield _Batch(prompts=batch, shared_tokens=shared if len(batch) > 1 else 0)
+    haystack = max(prompts, key=lambda p: p.depth).input_ids
+    found: dict[tuple[float, int], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        found.setdefault((prompt.depth, prompt.answer_tokens), []).append(index)
+    groups = []
+    for (_, answer), rows in found.items():
+        own = [prompts[i] for i in rows]
+        # The last token before the answer must run in each prompt: it predicts the answer.
+        most = len(haystack) - answer - 1
+        same = min(_common(prompt.input_ids, haystack) for prompt in own)
+        shared = min(same, most) if share else 0
+        groups.append(_Group(rows=rows, prompts=own, shared_tokens=shared))
+    return haystack, sorted(groups, key=lambda group: group.shared_tokens)
 
 
 def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
@@ -70,7 +78,7 @@ def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
         max_new_tokens=len(prompt.answer) + 1, do_sample=False, num_beams=1, pad_token_id=0
     )
     try:
-        with torch.inference_mode():
+        with running(model):
             out = model.generate(ids, attention_mask=torch.ones_like(ids))
     finally:
         model.generation_config = own
@@ -136,12 +144,13 @@ def passkey_rows(
     generate: bool,
     share: bool = True,
     batch_tokens: int = 4096,
+    chunk_tokens: int | None = None,
 ) -> Iterator[pd.DataFrame]:
     """Score prompts in batches.
 
     Every answer token being the argmax behind the true tokens before it is what greedy decoding
-    produces, so one forward pass scores a trial. Trials at one depth share their haystack up to
-    the needle, which is run once for a batch.
+    produces, so one forward pass scores a trial. The haystack runs once: it is kept in a cache
+    that grows from needle to needle, and each trial goes on from where its own needle begins.
 
     Args:
         model: A causal language model, patched for the whole length of the prompts.
@@ -153,20 +162,43 @@ def passkey_rows(
             other tables for it than for the whole.
         batch_tokens: Tokens behind the shared haystack in one forward pass, at most (one prompt
             at least).
+        chunk_tokens: Tokens that run at once; None for as many as a budget of memory holds.
 
     Yields:
-        A table per batch; columns as in ``rows.PASSKEY``.
+        A table per batch, indexed by the prompts' numbers; columns as in ``rows.PASSKEY``.
     """
-    device = next(model.parameters()).device
-    for batch in _batches(prompts, batch_tokens, share):
-        size, answer = len(batch.prompts[0].input_ids), batch.prompts[0].answer_tokens
-        ids = torch.from_numpy(np.stack([p.input_ids for p in batch.prompts])).to(device)
-        positions = torch.arange(size - answer - 1, size - 1)
-        logits = answer_logits(model, ids, positions, shared_tokens=batch.shared_tokens).cpu()
-        rows = [
+    haystack, groups = _groups(prompts, share and not follows_length(model))
+    prefix = SharedPrefix(model, chunk_tokens)
+    for group in groups:
+        with running(model):
+            grown = haystack[prefix.num_tokens : group.shared_tokens]
+            prefix.grow(torch.from_numpy(grown.copy())[None])
+        behind = len(haystack) - group.shared_tokens
+        size = max(1, min(batch_tokens // behind, prefix.most_branches(len(haystack))))
+        for start in range(0, len(group.prompts), size):
+            some = group.prompts[start : start + size]
+            frame = _batch_rows(model, tokenizer, prefix, some, generate)
+            frame.index = pd.Index(group.rows[start : start + size])
+            frame["distractors"] = distractors
+            yield frame[list(PASSKEY)]
+
+
+def _batch_rows(
+    model: Any,
+    tokenizer: Any,
+    prefix: SharedPrefix,
+    prompts: list[PasskeyPrompt],
+    generate: bool,
+) -> pd.DataFrame:
+    """Rows of prompts that go on from the prefix."""
+    shared, answer = prefix.num_tokens, prompts[0].answer_tokens
+    ids = torch.from_numpy(np.stack([p.input_ids[shared:] for p in prompts]))
+    size = ids.shape[1]
+    with running(model):
+        logits = prefix.logits_behind(ids, torch.arange(size - answer - 1, size - 1)).cpu()
+    return pd.DataFrame(
+        [
             _score(model, tokenizer, prompt, row, generate)
-            for prompt, row in zip(batch.prompts, logits, strict=True)
+            for prompt, row in zip(prompts, logits, strict=True)
         ]
-        frame = pd.DataFrame(rows)
-        frame["distractors"] = distractors
-        yield frame[list(PASSKEY)]
+    )

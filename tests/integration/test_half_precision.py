@@ -29,5 +29,5 @@ def test_losses_are_the_same_with_and_without_entropy(tiny_folder, tmp_path, que
         tiny_folder, tmp_path / "b", {"perplexity": {}, "entropy": {"queries": queries}}
     )
     assert alone == beside
-    assert own["perplexity"] == both["perplexity"] == "sdpa"
+    assert own["perplexity"] == both["perplexity"] == "ropewalk_attention"
     assert both["entropy"] == "ropewalk_statistics"

@@ -13,7 +13,7 @@ from patches import Linear, NoScaling, PatchError, RopeTables, YaRN, applied
 from patches.observe import observed
 from patches.rotary import PatchedRotary
 from tests.patches.rigged_models import RIGGED
-from tests.patches.tiny_models import CONFIGS, logits, make_model
+from tests.patches.tiny_models import CHANGED, CONFIGS, logits, make_model
 
 
 @pytest.mark.parametrize("name", RIGGED)
@@ -91,16 +91,9 @@ def test_a_replacement_that_changes_other_layers_fails(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", CONFIGS)
 def test_real_architectures_pass(name: str, dtype: torch.dtype) -> None:
     model = make_model(name, dtype=dtype)
-    rotating = {
-        "gemma3": (1, 3),
-        "olmo3": (1,),
-        "cohere2": (0,),
-        "smollm3": (0,),
-        "llama4": (0,),
-    }
     for patch in (NoScaling(), Linear(factor=8), YaRN(factor=4)):
         with applied(model, patch) as found:
-            assert found.layers_changed == rotating.get(name, (0, 1))
+            assert found.layers_changed == CHANGED.get(name, (0, 1))
 
 
 def test_a_normalising_attention_is_told() -> None:

@@ -17,6 +17,20 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 HEADS_OF_8: dict[str, Any] = {**COMMON, "head_dim": 8}
+LATENT: dict[str, Any] = {
+    **COMMON,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", COMMON),
@@ -32,6 +46,30 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
+    "mixtral": (
+        "Mixtral",
+        {**HEADS_OF_8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    ),
+    "qwen2": (
+        "Qwen2",
+        {**COMMON, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **HEADS_OF_8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "gemma": ("Gemma", HEADS_OF_8),
+    "granite": (
+        "Granite",
+        {**COMMON, "attention_multiplier": 0.6, "residual_multiplier": 0.7, "logits_scaling": 2.0},
+    ),
+    "stablelm": ("StableLm", {**COMMON, "hidden_size": 64}),
+    "phimoe": ("Phimoe", {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "gpt_neox": ("GPTNeoX", {**COMMON, "hidden_size": 64, "num_attention_heads": 2}),
     "phi": ("Phi", {**COMMON, "hidden_size": 64}),
     "phi3": ("Phi3", {**COMMON, "original_max_position_embeddings": 64, "pad_token_id": 0}),
@@ -43,7 +81,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", COMMON),
     "cohere2": (
         "Cohere2",
-        {**HEADS_OF_8, "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            **HEADS_OF_8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 16,
+        },
     ),
     "glm4": ("Glm4", {**HEADS_OF_8, "pad_token_id": 0}),
     "smollm3": ("SmolLM3", {**COMMON, "no_rope_layers": [1, 0], "pad_token_id": 0}),
@@ -65,26 +107,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 2,
             "num_experts_per_tok": 1,
             "no_rope_layers": [1, 0],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
             "pad_token_id": 0,
         },
     ),
-    "deepseek_v3": (
-        "DeepseekV3",
-        {
-            **COMMON,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 2,
-            "num_experts_per_tok": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-        },
-    ),
+    "deepseek_v2": ("DeepseekV2", LATENT),
+    "deepseek_v3": ("DeepseekV3", LATENT),
+}
+# The layers that a method changes when it is not told which; all of them in other families.
+CHANGED: dict[str, tuple[int, ...]] = {
+    "gemma3": (1, 3),
+    "olmo3": (1,),
+    "cohere2": (0,),
+    "smollm3": (0,),
+    "llama4": (0,),
 }
 _TEXT_CONFIG = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 

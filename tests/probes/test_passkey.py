@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 import torch
 
-from harness.engine import answer_logits
 from harness.passkey import PasskeyPrompt, PasskeyTask, depth_values
-from harness.probes.passkey import _batches, _score, passkey_rows
+from harness.prefix import answer_logits
+from harness.probes.passkey import _groups, _score, passkey_rows
 from harness.rows import PASSKEY
 from patches import Linear, YaRN, applied
 from tests.models import MODELS, make_model, random_ids
@@ -24,7 +24,7 @@ def prompts_of(tokenizer, length, depths=3, trials=2, **changes):
 
 def score(model, tokenizer, prompts, **changes):
     arguments = {"distractors": 0, "generate": False} | changes
-    return pd.concat(list(passkey_rows(model, tokenizer, prompts, **arguments)), ignore_index=True)
+    return pd.concat(list(passkey_rows(model, tokenizer, prompts, **arguments))).sort_index()
 
 
 @pytest.mark.parametrize("length", [128, 256, 512])
@@ -74,18 +74,40 @@ def test_the_batch_changes_nothing(llama_10k, zoo_tokenizer, tokens):
     pd.testing.assert_frame_equal(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_batches_share_the_haystack_before_the_needle(zoo_tokenizer):
-    prompts = prompts_of(zoo_tokenizer, 1000, 3, 4)
-    batches = list(_batches(prompts, 100_000))
-    assert [len(b.prompts) for b in batches] == [4, 4, 4]
-    shared = [b.shared_tokens for b in batches]
-    assert shared[0] == 0  # a needle at the start leaves nothing worth sharing
-    assert 900 < shared[2] < 1000 - 5 - 1
-    deep = list(_batches(prompts_of(zoo_tokenizer, 1000, depths=[0.6, 0.8], trials=3), 100_000))
-    assert 500 < deep[0].shared_tokens < deep[1].shared_tokens
-    for batch in batches:
-        ids = np.stack([p.input_ids for p in batch.prompts])
-        assert (ids[:, : batch.shared_tokens] == ids[:1, : batch.shared_tokens]).all()
+def test_the_haystack_is_shared_up_to_each_needle(zoo_tokenizer):
+    prompts = prompts_of(zoo_tokenizer, 1000, depths=[0.8, 0.0, 1.0, 0.6], trials=3)
+    haystack, groups = _groups(prompts, share=True)
+    assert [g.prompts[0].depth for g in groups] == [0.0, 0.6, 0.8, 1.0]
+    assert sorted(i for g in groups for i in g.rows) == list(range(12))
+    shared = [g.shared_tokens for g in groups]
+    assert shared[0] < 100
+    assert 500 < shared[1] < shared[2] < shared[3] < 1000 - 5 - 1
+    for group in groups:
+        for row, prompt in zip(group.rows, group.prompts, strict=True):
+            assert prompt is prompts[row]
+            at = group.shared_tokens
+            assert (prompt.input_ids[:at] == haystack[:at]).all()
+    assert [g.shared_tokens for g in _groups(prompts, share=False)[1]] == [0] * 4
+
+
+def test_a_grid_runs_its_haystack_once(llama_10k, zoo_tokenizer):
+    prompts = prompts_of(zoo_tokenizer, 1000, 5, 4)
+    tokens = []
+    layer = llama_10k.model.layers[0]
+    handle = layer.register_forward_hook(lambda m, args, out: tokens.append(args[0].shape[:2]))
+    score(llama_10k, zoo_tokenizer, prompts)
+    handle.remove()
+    run = sum(rows * n for rows, n in tokens)
+    # Behind needles at 0, 1/4, ... 1 of the haystack half of it is left, and once the whole.
+    assert run < 0.6 * 20 * 1000
+
+
+@pytest.mark.parametrize("chunk", [64, 333, 1000])
+def test_chunks_change_no_trial(llama_10k, zoo_tokenizer, chunk):
+    prompts = prompts_of(zoo_tokenizer, 600, 3, 2)
+    whole = score(llama_10k, zoo_tokenizer, prompts, share=False)
+    chunked = score(llama_10k, zoo_tokenizer, prompts, chunk_tokens=chunk)
+    pd.testing.assert_frame_equal(whole, chunked, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", list(MODELS))

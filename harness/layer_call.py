@@ -1,0 +1,99 @@
+"""One layer's attention laid out for tiles: heads by key head, blocks of keys.
+
+Shapes: K key heads, G query heads to each, L queries and S keys of the call, D head size, E size
+of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from harness.masks import TileMask
+
+# Keys of a block on a CPU: its scores stay in a core's cache.
+CPU_BLOCK_KEYS = 1024
+# Elsewhere all heads go at once, in blocks of about so many bytes of scores.
+DEVICE_BLOCK_BYTES = 256 << 20
+CPU_TILE_ROWS = 512  # queries of all heads of a key head; large enough for the matrix product
+DEVICE_TILE_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerCall:
+    """One layer's attention: query ``(K, G, L, D)`` scaled already, key and value ``(K, S, D)``.
+
+    Attributes:
+        query: As above.
+        key: As above.
+        value: As above; None if no output is asked for.
+        columns: 0, 1, 2, ..., one a key of a block.
+        mask: Who sees whom.
+        softcap: Bound of the scores, if there is one.
+        sinks: Logits of learnt sinks, ``(K, G, 1)``.
+        block: Keys of a block.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    columns: Tensor
+    mask: TileMask
+    softcap: float | None
+    sinks: Tensor | None
+    block: int
+
+    def heads(self, start: int, stop: int) -> LayerCall:
+        """The same for some key heads and their query heads."""
+        return replace(
+            self,
+            query=self.query[start:stop],
+            key=self.key[start:stop],
+            value=None if self.value is None else self.value[start:stop],
+            sinks=None if self.sinks is None else self.sinks[start:stop],
+        )
+
+
+def layer_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    mask: TileMask,
+    *,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> LayerCall:
+    """Lay out one layer's attention for tiles.
+
+    Args:
+        query: ``(H, L, D)``, scaled already.
+        key: ``(K, S, D)``.
+        value: ``(K, S, E)``; None if no output is asked for.
+        mask: Who sees whom.
+        softcap: Bound of the scores, if there is one.
+        sinks: Logits of learnt sinks, one a query head.
+    """
+    heads = key.shape[0]
+    block = CPU_BLOCK_KEYS
+    if query.device.type != "cpu":
+        row_bytes = query.shape[0] * DEVICE_TILE_ROWS * query.element_size()
+        block = max(256, DEVICE_BLOCK_BYTES // row_bytes)
+    return LayerCall(
+        query=query.reshape(heads, -1, *query.shape[1:]),
+        key=key,
+        value=value,
+        columns=torch.arange(block, device=key.device).to(key.dtype),
+        mask=mask,
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.to(query.dtype).reshape(heads, -1, 1),
+        block=block,
+    )
+
+
+def tile_rows(call: LayerCall) -> int:
+    """Queries of a tile."""
+    if call.query.device.type == "cpu":
+        return max(16, CPU_TILE_ROWS // call.query.shape[1])
+    return DEVICE_TILE_ROWS
