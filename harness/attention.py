@@ -166,13 +166,13 @@ class _Call:
         return self._tiled_output(recorder.workers) if fused is None else fused
 
     def _laid_out(self, row: int, with_value: bool) -> LayerCall:
-        """One sequence, in single precision at least: in half, entropy is off by 0.1 nats."""
-        exact = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        """One sequence of the batch."""
         return layer_call(
-            self.query[row].to(exact) * self.scaling,
-            self.key[row].to(exact),
-            self.value[row].to(exact) if with_value else None,
+            self.query[row],
+            self.key[row],
+            self.value[row] if with_value else None,
             self.mask,
+            scaling=self.scaling,
             softcap=self.softcap,
             sinks=self.sinks,
         )
@@ -184,10 +184,10 @@ class _Call:
         assert recorder.settings is not None
         call = self._laid_out(0, with_output)
         groups = call.query.shape[:2]
-        found = {name: call.query.new_empty(*groups, len(positions)) for name in STATISTICS}
+        found = {name: call.columns.new_empty(*groups, len(positions)) for name in STATISTICS}
         out = None
         if with_output:
-            out = call.query.new_empty(*call.query.shape[:3], self.value.shape[-1])
+            out = call.columns.new_empty(*call.query.shape[:3], self.value.shape[-1])
         attend(
             call,
             positions,
@@ -205,7 +205,7 @@ class _Call:
         positions = torch.arange(start, start + self.query.shape[2], device=self.query.device)
         for row in range(len(self.query)):
             call = self._laid_out(row, True)
-            out = call.query.new_empty(*call.query.shape[:3], self.value.shape[-1])
+            out = call.columns.new_empty(*call.query.shape[:3], self.value.shape[-1])
             attend(call, positions, workers, output=out, statistics=None, local_window=1)
             rows.append(out.flatten(0, 1))
         return torch.stack(rows)

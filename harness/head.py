@@ -18,16 +18,18 @@ from torch import Tensor
 from harness.errors import ModelError
 from harness.prefill import base_of
 
-# Logits of a slice in single precision; in all, about three times as much is in use.
+# Logits of a slice.
 _LOGIT_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30, "mps": 256 << 20}
 _MOST_TOKENS = 512
+_BUFFER_NUMBERS = 1 << 20
 
 
 def slice_tokens(model: Any) -> int:
     """Positions whose logits are there at once."""
     weight = model.get_input_embeddings().weight
     budget = _LOGIT_BYTES.get(weight.device.type, _LOGIT_BYTES["cpu"])
-    return max(1, min(_MOST_TOKENS, budget // (4 * int(weight.shape[0]))))
+    logit_bytes = int(weight.element_size()) * int(weight.shape[0])
+    return max(1, min(_MOST_TOKENS, budget // logit_bytes))
 
 
 @contextmanager
@@ -64,11 +66,29 @@ def head_logits(model: Any, input_ids: Tensor, output: Any, at: slice | Tensor) 
     return logits
 
 
+def _log_normalizers(logits: Tensor) -> Tensor:
+    """Log-sum-exp over the vocabulary, ``(B, P)``, in float32 (float64 if the model is)."""
+    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    if logits.device.type != "cpu":
+        return logits.to(exact).logsumexp(-1)
+    # In one small buffer: fresh memory for each step costs several times what the sums do.
+    flat = logits.flatten(0, -2)
+    rows = max(1, _BUFFER_NUMBERS // flat.shape[-1])
+    buffer = torch.empty((min(rows, len(flat)), flat.shape[-1]), dtype=exact)
+    found = torch.empty(len(flat), dtype=exact)
+    for start in range(0, len(flat), rows):
+        some = flat[start : start + rows]
+        part = buffer[: len(some)].copy_(some)
+        peak = part.amax(-1)
+        found[start : start + rows] = part.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
+    return found.view(logits.shape[:-1])
+
+
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Nats of each target, in float32 (float64 if the model is)."""
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    picked = exact.gather(-1, targets[..., None])[..., 0]
-    return (exact.logsumexp(-1) - picked).cpu().double()  # MPS has no float64
+    """Nats of each target."""
+    normalizers = _log_normalizers(logits)
+    picked = logits.gather(-1, targets[..., None])[..., 0].to(normalizers.dtype)
+    return (normalizers - picked).cpu().double()  # MPS has no float64
 
 
 def losses(

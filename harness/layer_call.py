@@ -23,12 +23,15 @@ DEVICE_TILE_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerCall:
-    """One layer's attention: query ``(K, G, L, D)`` scaled already, key and value ``(K, S, D)``.
+    """One layer's attention, in the model's precision; tiles take what they need in their own.
 
     Attributes:
-        query: As above.
-        key: As above.
-        value: As above; None if no output is asked for.
+        query: ``(K, G, L, D)``.
+        key: ``(K, S, D)``.
+        value: ``(K, S, E)``; None if no output is asked for.
+        dtype: Of scores and sums: float32 at least. In half precision the entropy would be off by
+            a tenth of a nat.
+        scaling: Of the scores.
         columns: 0, 1, 2, ..., one a key of a block.
         mask: Who sees whom.
         softcap: Bound of the scores, if there is one.
@@ -39,6 +42,8 @@ class LayerCall:
     query: Tensor
     key: Tensor
     value: Tensor | None
+    dtype: torch.dtype
+    scaling: float
     columns: Tensor
     mask: TileMask
     softcap: float | None
@@ -62,32 +67,37 @@ def layer_call(
     value: Tensor | None,
     mask: TileMask,
     *,
+    scaling: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> LayerCall:
     """Lay out one layer's attention for tiles.
 
     Args:
-        query: ``(H, L, D)``, scaled already.
+        query: ``(H, L, D)``.
         key: ``(K, S, D)``.
         value: ``(K, S, E)``; None if no output is asked for.
         mask: Who sees whom.
+        scaling: Of the scores.
         softcap: Bound of the scores, if there is one.
         sinks: Logits of learnt sinks, one a query head.
     """
     heads = key.shape[0]
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     block = CPU_BLOCK_KEYS
     if query.device.type != "cpu":
-        row_bytes = query.shape[0] * DEVICE_TILE_ROWS * query.element_size()
+        row_bytes = query.shape[0] * DEVICE_TILE_ROWS * dtype.itemsize
         block = max(256, DEVICE_BLOCK_BYTES // row_bytes)
     return LayerCall(
         query=query.reshape(heads, -1, *query.shape[1:]),
         key=key,
         value=value,
-        columns=torch.arange(block, device=key.device).to(key.dtype),
+        dtype=dtype,
+        scaling=scaling,
+        columns=torch.arange(block, device=key.device).to(dtype),
         mask=mask,
         softcap=softcap,
-        sinks=None if sinks is None else sinks.to(query.dtype).reshape(heads, -1, 1),
+        sinks=None if sinks is None else sinks.to(dtype).reshape(heads, -1, 1),
         block=block,
     )
 

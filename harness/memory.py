@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +35,25 @@ def _reset_high_water_mark() -> bool:
     except OSError:
         return False
     return True
+
+
+@lru_cache(maxsize=1)
+def _trimmer() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):  # another system or C library
+        return None
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system.
+
+    Keys that grow from chunk to chunk never fit into the hole that the last ones left, and glibc
+    keeps the holes: on a long sequence they come to several times what is in use.
+    """
+    trimmer = _trimmer()
+    if trimmer is not None:
+        trimmer(0)
 
 
 def _resident_bytes() -> int:
@@ -67,6 +89,7 @@ class PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return self
+        trim()  # what an earlier pass left behind is not this one's
         self._exact = _reset_high_water_mark()
         if not self._exact:
             self._sampler = threading.Thread(target=self._sample, daemon=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import DataError, ModelError
+from harness.memory import trim
 
 # Activations of a chunk, at most. It decides the chunks and so the rounding: fixed numbers, not
 # what happens to be free, make two runs equal bit for bit.
@@ -189,6 +190,7 @@ class Prefill:
         """See more tokens ``(B, n)``, so many at once, and keep nothing but the cache."""
         for start in range(0, input_ids.shape[1], max(chunk, 1)):
             self.run(input_ids[:, start : start + chunk])
+            trim()
 
     def branch(self, batch: int = 1) -> Prefill:
         """Another that has seen the same, in each of `batch` rows; this one stays as it is."""
@@ -215,3 +217,4 @@ def base_outputs(model: Any, input_ids: Tensor, chunk: int) -> Iterator[tuple[in
     prefill = Prefill(model)
     for start in range(0, num_tokens, chunk):
         yield start, prefill.run(input_ids[:, start : start + chunk])
+        trim()

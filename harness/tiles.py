@@ -71,17 +71,17 @@ def _blocks(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
         yield first + span * index // number, first + span * (index + 1) // number
 
 
-def _stream(call: LayerCall, queries: Tensor, local_window: int) -> _Sums:
+def _stream(call: LayerCall, queries: Tensor, local_window: int, workers: TileWorkers) -> _Sums:
     """Sums over all keys that some queries, given by their positions, see."""
     mask = call.mask
     first, last = mask.first_visible(int(queries[0])), int(queries[-1]) + 1
     rows = queries - mask.query_offset
     contiguous = int(rows[-1] - rows[0]) + 1 == len(rows)
     at = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
-    flat = call.query[:, :, at].flatten(1, 2)
+    flat = call.query[:, :, at].flatten(1, 2).to(call.dtype) * call.scaling
     sums: _Sums | None = None
     for low, high in _blocks(first, last, call.block):
-        new = _block(call, flat, queries, (low, high), local_window, sums)
+        new = _block(call, flat, queries, (low, high), local_window, workers, sums)
         # Counted back from the tile's last key, so that single precision resolves the position.
         new.back.add_(new.total, alpha=low - last)
         if sums is not None:
@@ -97,13 +97,16 @@ def _block(
     queries: Tensor,
     keys: tuple[int, int],
     local_window: int,
+    workers: TileWorkers,
     old: _Sums | None,
 ) -> _Sums:
     """Sums over the keys of one block, given by their first position and the one behind."""
     low, high = keys
     mask = call.mask
     at = slice(low - mask.key_offset, high - mask.key_offset)
-    scores = torch.bmm(flat, call.key[:, at].transpose(1, 2))
+    keys_of = call.key[:, at].to(call.dtype).transpose(1, 2)
+    shape = (*flat.shape[:2], high - low)
+    scores = torch.bmm(flat, keys_of, out=workers.scratch("scores", shape, flat))
     if call.softcap is not None:
         scores.div_(call.softcap).tanh_().mul_(call.softcap)
     z = scores.view(*call.query.shape[:2], len(queries), high - low)
@@ -111,7 +114,7 @@ def _block(
     peak = z.amax(-1)
     peak = peak if old is None else torch.maximum(peak, old.peak)
     z.sub_(peak[..., None])
-    e = z.exp()
+    e = torch.exp(z, out=workers.scratch("weights", tuple(z.shape), flat))
     near = None
     if high > int(queries[0]) - local_window + 1:
         positions = torch.arange(low, high, device=queries.device)
@@ -120,7 +123,7 @@ def _block(
     flat_e = e.flatten(1, 2)
     values = None
     if call.value is not None:
-        values = torch.bmm(flat_e, call.value[:, at]).view(*e.shape[:3], -1)
+        values = torch.bmm(flat_e, call.value[:, at].to(call.dtype)).view(*e.shape[:3], -1)
     return _Sums(
         peak=peak,
         total=e.sum(-1),
@@ -147,7 +150,7 @@ def _statistics(call: LayerCall, queries: Tensor, sums: _Sums) -> dict[str, Tens
     """The columns of a tile's queries, each ``(K, G, T)``."""
     mask, total = call.mask, sums.total
     rows = queries - mask.query_offset
-    query = call.query[:, :, rows]
+    query = call.query[:, :, rows].to(call.dtype) * call.scaling
     lse = sums.peak + total.log()
     starts = mask.starts.to(queries.device)[rows]
 
@@ -159,7 +162,7 @@ def _statistics(call: LayerCall, queries: Tensor, sums: _Sums) -> dict[str, Tens
                 mask.visible(q[None], k[None])[0, 0] for q, k in zip(queries, keys, strict=True)
             ]
             seen = torch.stack(pairs) & (keys >= 0)
-        there = call.key[:, (keys - mask.key_offset).clamp(min=0)]
+        there = call.key[:, (keys - mask.key_offset).clamp(min=0)].to(call.dtype)
         score = torch.einsum("kgtd,ktd->kgt", query, there)
         if call.softcap is not None:
             score = (score / call.softcap).tanh() * call.softcap
@@ -219,7 +222,7 @@ def attend(
         at = slice(start, start + len(some))
         for head in range(0, key_heads, step):
             part = call.heads(head, head + step)
-            sums = _stream(part, some, local_window)
+            sums = _stream(part, some, local_window, workers)
             if statistics is not None:
                 found = _statistics(part, some, sums)
                 for name in STATISTICS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from torch import Tensor
 
 
 def _run_without_gradients(job: Callable[[], None]) -> None:
@@ -29,6 +32,19 @@ class TileWorkers:
         """Make threads for tiles on a CPU; on other devices all is done by the caller's."""
         self._num_threads = torch.get_num_threads() if device.type == "cpu" else 1
         self._pool: ThreadPoolExecutor | None = None
+        self._own = threading.local()
+
+    def scratch(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory of the calling thread for one step of a tile, whatever was in it before.
+
+        Fresh memory for every block would cost more than what is computed in it.
+        """
+        size = math.prod(shape)
+        kept: dict[tuple[str, torch.dtype], Tensor] = self._own.__dict__.setdefault("kept", {})
+        buffer = kept.get((name, like.dtype))
+        if buffer is None or buffer.numel() < size or buffer.device != like.device:
+            buffer = kept[name, like.dtype] = like.new_empty(size)
+        return buffer[:size].view(shape)
 
     def __enter__(self) -> Self:
         if self._num_threads > 1:

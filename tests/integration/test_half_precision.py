@@ -30,4 +30,4 @@ def test_losses_are_the_same_with_and_without_entropy(tiny_folder, tmp_path, que
     )
     assert alone == beside
     assert own["perplexity"] == both["perplexity"] == "ropewalk_attention"
-    assert both["entropy"] == "ropewalk_statistics"
+    assert both["entropy"] == "ropewalk_attention"
