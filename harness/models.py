@@ -6,13 +6,16 @@ What planning needs (`ModelFacts`) is read from the config and the files' hashes
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError, UnreachableModelError
+from harness.gguf_scaling import put_back
 from harness.spec import ModelSpec
 from harness.zoo import zoo_folder
 from harness.zoo.tokenizer import ZooTokenizer
@@ -128,14 +131,33 @@ def _read_config(spec: ModelSpec) -> tuple[dict[str, Any], str]:
     return config, fingerprint
 
 
-def _transformers_config(spec: ModelSpec) -> dict[str, Any]:
+def _gguf_path(spec: ModelSpec) -> Path:
+    assert spec.gguf_file is not None
+    folder = local_folder(spec)
+    if folder is not None:
+        return folder / spec.gguf_file
+    from transformers.utils import cached_file
+
+    return Path(cached_file(spec.path, spec.gguf_file, revision=spec.revision))
+
+
+def _own_config(spec: ModelSpec, *, quiet: bool) -> Any:
+    """The config by its class, with what a GGUF file says and the loader leaves out."""
     from transformers import AutoConfig
 
     extra = {"gguf_file": spec.gguf_file} if spec.gguf_file else {}
     try:
         config = AutoConfig.from_pretrained(_source(spec), revision=spec.revision, **extra)
+        path = _gguf_path(spec) if spec.gguf_file else None
     except Exception as error:  # transformers and the hub raise OSError, ValueError, HTTP errors...
         raise _unreachable(spec, "its config", error) from None
+    if path is not None:
+        put_back(config, path, quiet=quiet)
+    return config
+
+
+def _transformers_config(spec: ModelSpec) -> dict[str, Any]:
+    config = _own_config(spec, quiet=False)
     result: dict[str, Any] = config.to_dict()
     result["_commit_hash"] = getattr(config, "_commit_hash", None)
     return result
@@ -236,13 +258,21 @@ def load_model(spec: ModelSpec) -> Any:
     if spec.gguf_file:
         from transformers import GgufConfig
 
-        extra = {"gguf_file": spec.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+        extra = {
+            "gguf_file": spec.gguf_file,
+            "quantization_config": GgufConfig(dequantize=True),
+            "config": _own_config(spec, quiet=True),
+        }
+    if spec.device_map:
+        extra["device_map"] = spec.device_map
     dtype = spec.dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            _source(spec), revision=spec.revision, dtype=dtype, **extra
-        )
-        return model.to(pick_device(spec.device)).eval()
+        # The GGUF loader has a progress bar of its own, which cannot be switched off.
+        with redirect_stderr(io.StringIO()) if spec.gguf_file else nullcontext():
+            model = AutoModelForCausalLM.from_pretrained(
+                _source(spec), revision=spec.revision, dtype=dtype, **extra
+            )
+        return (model if spec.device_map else model.to(pick_device(spec.device))).eval()
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
