@@ -1,0 +1,232 @@
+"""The rows of the table: what is measured, against what, and what it may cost at most."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmark import shapes
+from benchmark.run import ROOT, Row, Run
+
+EAGER = "eager attention with output_attentions"
+
+
+def _fill(row: Row, found: dict[str, float]) -> Row:
+    row.ours, row.plain = found["ours"], found["plain"]
+    row.ratio = row.ours / row.plain
+    return row
+
+
+def _eager(run: Run, row: Row, length: int) -> None:
+    """The usual way, once, at a length whose weights fit into memory."""
+    row.peer_way, row.peer_context_length_tokens = EAGER, length
+    found = run.job("eager_attention", model=row.model, length=length, device=run.device)
+    row.peer, row.peer_ratio = found["ours"], found["ours"] / found["plain"]
+
+
+def _attention(run: Run, row: Row, queries: str, peer: int | None) -> Row:
+    found = run.job(
+        "attention",
+        model=row.model,
+        length=row.context_length_tokens,
+        queries=queries,
+        dtype=row.dtype,
+        repeats=3 if row.dtype == "bfloat16" else run.repeats,
+        device=run.device,
+    )
+    _fill(row, found)
+    if peer is not None:
+        _eager(run, row, peer)
+    return row
+
+
+def entropy_rows(run: Run) -> Iterator[Callable[[], Row]]:
+    """Entropy and masses, sampled and of all queries."""
+    longest = 4096 if run.quick else 8192
+    sampled = "entropy, 256 queries a length"
+    for model, peer in ((shapes.QWEN, 4096), (shapes.GEMMA, 2048), (shapes.LLAMA, 4096)):
+        row = Row(what=sampled, model=model, context_length_tokens=longest, bound=1.10)
+        yield lambda row=row, peer=peer: _attention(run, row, "sampled", peer)  # type: ignore[misc]
+    cases = [(shapes.QWEN, 4096, 1.35), (shapes.QWEN, 8192, 1.5), (shapes.GEMMA, 4096, 1.0)]
+    for model, length, bound in [*cases, (shapes.LLAMA, 8192, None)]:
+        if length > longest:
+            continue
+        what = "every column, all queries"
+        row = Row(what=what, model=model, context_length_tokens=length, bound=bound)
+        yield lambda row=row: _attention(run, row, "all", None)  # type: ignore[misc]
+    for queries, what in (("sampled", sampled), ("all", "every column, all queries")):
+        for model in (shapes.QWEN, shapes.GEMMA):
+            row = Row(what=what, model=model, context_length_tokens=4096, dtype="bfloat16")
+            yield lambda row=row, queries=queries: _attention(  # type: ignore[misc]
+                run, row, queries, None
+            )
+
+
+def memory_rows(run: Run) -> Iterator[Callable[[], Row]]:
+    """Peak memory with entropy, and that of the loss alone."""
+    length = 4096 if run.quick else 16384
+
+    def peak(what: str, tokens: int) -> float:
+        arguments = {"model": shapes.QWEN, "length": tokens, "what": what, "words": 151_936}
+        return run.job("memory", device=run.device, **arguments)["peak"]
+
+    plain: dict[str, float] = {}
+
+    def entropy(queries: str) -> Row:
+        row = Row(
+            what=f"peak memory with entropy, {queries} queries, and loss",
+            model=shapes.QWEN,
+            context_length_tokens=length,
+            unit="bytes",
+            bound=1.2,
+            note="of the whole process",
+        )
+        if not plain:
+            plain["peak"] = peak("plain", length)
+        _fill(row, {"ours": peak(queries, length), "plain": plain["peak"]})
+        if queries == "sampled":
+            row.peer_way, row.peer_context_length_tokens = EAGER, 4096
+            row.peer = peak("eager", 4096)
+            row.peer_ratio = row.peer / peak("plain", 4096)
+        return row
+
+    def loss() -> Row:
+        row = Row(
+            what="loss over 262,144 words, above model and hidden states",
+            model=shapes.WIDE,
+            context_length_tokens=length,
+            unit="bytes",
+            bound=1.0,
+            note="the ratio is to 1 GiB",
+        )
+        found = run.job("loss_memory", length=length, what="ours", device=run.device)["above"]
+        _fill(row, {"ours": found, "plain": float(1 << 30)})
+        row.peer_way, row.peer_context_length_tokens = "logits of all positions", 2048
+        row.peer = run.job("loss_memory", length=2048, what="all", device=run.device)["above"]
+        return row
+
+    yield lambda: entropy("sampled")
+    yield lambda: entropy("all")
+    yield loss
+
+
+def sharing_rows(run: Run) -> Iterator[Callable[[], Row]]:
+    """What is shared: lengths, the loaded model, the haystack."""
+    longest = 4096 if run.quick else 8192
+
+    def lengths() -> Row:
+        row = Row(
+            what="perplexity at 8 lengths from 64 tokens on, static method",
+            model=shapes.QWEN,
+            context_length_tokens=longest,
+            bound=1.15,
+            peer_way="a pass per length",
+            peer_context_length_tokens=longest,
+        )
+        arguments = {"model": shapes.QWEN, "longest": longest, "device": run.device}
+        _fill(row, run.job("lengths", repeats=run.repeats, peer=False, **arguments))
+        found = run.job("lengths", repeats=1, peer=True, **arguments)
+        row.peer, row.peer_ratio = found["ours"], found["ours"] / found["plain"]
+        return row
+
+    def method() -> Row:
+        row = Row(
+            what="changing the method, checked, against loading",
+            model="qwen2.5-0.5b shape",
+            context_length_tokens=0,
+            bound=0.01,
+            peer_way="reload per method",
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            shapes.save_whole_qwen(Path(folder))
+            run.job("method_change", folder=folder, repeats=1)  # warms the file cache
+            found = run.job("method_change", folder=folder, repeats=run.repeats)
+        _fill(row, found)
+        row.peer, row.peer_ratio = found["plain"], 1.0
+        row.note = f"{found['unchecked'] * 1000:.1f} ms without the check"
+        return row
+
+    yield lengths
+    yield method
+    cases = [(shapes.LLAMA, 2048), (shapes.LLAMA, 4096), (shapes.QWEN, 1024), (shapes.QWEN, 4096)]
+    for model, length in cases[:1] if run.quick else cases:
+        yield lambda model=model, length=length: _passkey(run, model, length)  # type: ignore[misc]
+
+
+def _passkey(run: Run, model: str, length: int) -> Row:
+    row = Row(
+        what="passkey grid, 10 depths x 4 trials",
+        model=model,
+        context_length_tokens=length,
+        bound=0.5,
+        peer_way="a prefill and greedy decoding per trial",
+        peer_context_length_tokens=length,
+        note="peer: every fifth trial, times five",
+    )
+    arguments = {"model": model, "length": length, "depths": 10, "trials": 4}
+    found = run.job("passkey", device=run.device, **arguments)
+    _fill(row, found)
+    row.peer, row.peer_ratio = found["plain"], 1.0
+    return row
+
+
+def overhead_rows(run: Run) -> Iterator[Callable[[], Row]]:
+    """What the quickstart spends outside of the model."""
+
+    def overhead() -> Row:
+        row = Row(
+            what="quickstart: all that is not the model",
+            model="the sweep",
+            context_length_tokens=4096,
+            bound=0.05,
+        )
+        found = run.job(
+            "overhead", sweep=str(ROOT / "configs" / "quickstart.yaml"), quick=run.quick
+        )
+        measuring = found["wall"] - found["draw"]
+        _fill(row, {"ours": measuring - found["model"], "plain": measuring})
+        row.note = f"without tables and figures, which took {found['draw']:.1f} s"
+        return row
+
+    yield overhead
+
+
+GROUPS: dict[str, Callable[[Run], Iterator[Callable[[], Row]]]] = {
+    "entropy": entropy_rows,
+    "memory": memory_rows,
+    "sharing": sharing_rows,
+    "overhead": overhead_rows,
+}
+
+
+def growth_records(run: Run) -> list[dict[str, Any]]:
+    """Time and memory at doubling lengths."""
+    longest = 4096 if run.quick else 16384
+    models = [(shapes.LLAMA, "float32", ("plain", "all"))]
+    real = os.environ.get("ROPEWALK_REAL_MODELS")
+    if real and (Path(real) / "gemma-3-270m").is_dir():
+        folder = str((Path(real) / "gemma-3-270m").resolve())
+        models.append((folder, "bfloat16", ("plain", "sampled")))
+    records = []
+    for model, dtype, kinds in models:
+        for what in kinds:
+            length = 1024
+            while length <= longest:
+                arguments = {"model": model, "length": length, "what": what, "dtype": dtype}
+                found = run.job("growth", device=run.device, **arguments)
+                records.append(
+                    {
+                        "model": Path(model).name.removeprefix("zoo:"),
+                        "dtype": dtype,
+                        "what": what,
+                        "context_length_tokens": length,
+                        "seconds": found["seconds"],
+                        "peak_bytes": int(found["peak"]),
+                        "peak_above_model_bytes": int(found["above"]),
+                    }
+                )
+                length *= 2
+    return records
