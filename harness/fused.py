@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from harness.layer_call import on_cpu
 from harness.masks import TileMask
 
 _BLOCK_QUERIES = (64, 512)  # of a window, at least and at most
@@ -44,8 +45,9 @@ def fused_output(
         ``(B, H, L, E)``; None where no fused operator gives it.
     """
     width, size = value.shape[-1], query.shape[-1]
-    on_cpu = query.device.type == "cpu"
-    if mask.kind not in ("causal", "window") or width > size or (sinks is not None and not on_cpu):
+    # Only the CPU's operator gives the log-sum-exp, which a sink's share is made of.
+    sinks_unknown = sinks is not None and not on_cpu(query)
+    if mask.kind not in ("causal", "window") or width > size or sinks_unknown:
         return None
     if width < size:  # latent attention: the operators want one size
         value = pad(value, (0, size - width))
@@ -64,7 +66,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None, causal: bool
 ) -> Attended:
     """One call of a fused operator; `mask` is bool, ``(L, S)``."""
-    if query.device.type == "cpu":
+    if on_cpu(query):
         bias = None
         if mask is not None:
             bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
@@ -91,7 +93,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Attend
         return _attend(query, key, value, scaling, None, True)
     if tokens == 1:
         return _attend(query, key, value, scaling, None, False)
-    if query.device.type != "cpu":
+    if not on_cpu(query):
         return _behind_past(query, key, value, scaling), None
     past = keys - tokens
     far, far_lse = _attend(query, key[:, :, :past], value[:, :, :past], scaling, None, False)

@@ -21,6 +21,11 @@ CPU_TILE_ROWS = 512  # queries of all heads of a key head; large enough for the 
 DEVICE_TILE_ROWS = 256
 
 
+def on_cpu(tensor: Tensor) -> bool:
+    """Whether work is cut for a core's cache, or for a GPU."""
+    return tensor.device.type == "cpu"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerCall:
     """One layer's attention, in the model's precision; tiles take what they need in their own.
@@ -85,7 +90,7 @@ def layer_call(
     heads = key.shape[0]
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     block = CPU_BLOCK_KEYS
-    if query.device.type != "cpu":
+    if not on_cpu(query):
         row_bytes = query.shape[0] * DEVICE_TILE_ROWS * dtype.itemsize
         block = max(256, DEVICE_BLOCK_BYTES // row_bytes)
     return LayerCall(
@@ -104,6 +109,6 @@ def layer_call(
 
 def tile_rows(call: LayerCall) -> int:
     """Queries of a tile."""
-    if call.query.device.type == "cpu":
+    if on_cpu(call.query):
         return max(16, CPU_TILE_ROWS // call.query.shape[1])
     return DEVICE_TILE_ROWS

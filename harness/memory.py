@@ -70,24 +70,26 @@ def _resident_bytes() -> int:
 class PeakMemory:
     """Measures the largest amount of memory in use during a block.
 
-    On CUDA that of the device's allocator; elsewhere the process's resident set, by the kernel's
-    high-water mark where it can be reset, else by sampling.
+    On CUDA that of the devices' allocators, added up; elsewhere the process's resident set, by the
+    kernel's high-water mark where it can be reset, else by sampling.
 
     Attributes:
         peak_bytes: After the block, its peak.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
-        """Measure the memory of `device`."""
-        self._device = torch.device(device)
+    def __init__(self, *devices: torch.device | str) -> None:
+        """Measure the memory of some devices: those that a model is on."""
+        found = [torch.device(device) for device in devices]
+        self._gpus = [device for device in found if device.type == "cuda"]
         self.peak_bytes = 0
         self._stop = threading.Event()
         self._sampler: threading.Thread | None = None
         self._exact = False
 
     def __enter__(self) -> Self:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        for gpu in self._gpus:
+            torch.cuda.reset_peak_memory_stats(gpu)
+        if self._gpus:
             return self
         trim()  # what an earlier pass left behind is not this one's
         self._exact = _reset_high_water_mark()
@@ -106,8 +108,8 @@ class PeakMemory:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._device.type == "cuda":
-            self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        if self._gpus:
+            self.peak_bytes = sum(torch.cuda.max_memory_allocated(gpu) for gpu in self._gpus)
             return
         if self._sampler is not None:
             self._stop.set()

@@ -6,6 +6,7 @@ What planning needs (`ModelFacts`) is read from the config and the files' hashes
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 from contextlib import nullcontext, redirect_stderr
@@ -222,6 +223,11 @@ def pick_device(wanted: str) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def devices_of(model: Any) -> list[Any]:
+    """The devices that a model's parameters are on, in the order in which they come."""
+    return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
+
+
 def check_device(spec: ModelSpec) -> None:
     """Refuse a device that is not there before anything is measured.
 
@@ -230,6 +236,13 @@ def check_device(spec: ModelSpec) -> None:
     """
     import torch
 
+    if spec.device_map is not None:
+        if importlib.util.find_spec("accelerate") is None:
+            raise ModelError(
+                f"model '{spec.path}': device_map needs the package accelerate: pip install "
+                "'ropewalk[multi-gpu]'"
+            )
+        return
     try:
         torch.empty(0, device=pick_device(spec.device))
     except (RuntimeError, AssertionError) as error:

@@ -18,7 +18,7 @@ from harness.environment import describe_environment
 from harness.errors import DataError, ModelError, RopewalkError
 from harness.measure_pass import Bench, group_passes, tokens_of
 from harness.memory import PeakMemory
-from harness.models import check_device, load_model
+from harness.models import check_device, devices_of, load_model
 from harness.outputs import write_outputs
 from harness.plan import ModelPlan, Pass, Plan, make_plan
 from harness.progress import Progress, format_seconds
@@ -74,9 +74,8 @@ class _Runner:
             "error": None,
         }
         if model is not None:
-            parameter = next(model.parameters())
-            record["device"] = str(parameter.device)
-            record["dtype"] = str(parameter.dtype).removeprefix("torch.")
+            record["device"] = ", ".join(map(str, devices_of(model)))
+            record["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
             record["attention_backend"] = attention_backend(model)
         return record
 
@@ -103,7 +102,7 @@ class _Runner:
         model_plan = self.plan.models[one.model]
         began = time.perf_counter()
         with (
-            PeakMemory(next(bench.model.parameters()).device) as memory,
+            PeakMemory(*devices_of(bench.model)) as memory,
             applied(
                 bench.model,
                 self._patch_of(one),

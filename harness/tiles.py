@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from harness.layer_call import LayerCall, tile_rows
+from harness.layer_call import LayerCall, on_cpu, tile_rows
 from harness.masks import TileMask
 from harness.rows import STATISTICS
 from harness.workers import TileWorkers
@@ -216,7 +216,7 @@ def attend(
     """
     key_heads = call.query.shape[0]
     # A core works on one head at a time, in its cache; a GPU on all of them.
-    step = 1 if call.query.device.type == "cpu" else key_heads
+    step = 1 if on_cpu(call.query) else key_heads
 
     def work(start: int, some: Tensor) -> None:
         at = slice(start, start + len(some))

@@ -165,3 +165,15 @@ def test_memory_is_sampled_where_the_kernel_gives_no_mark(monkeypatch):
     with memory.PeakMemory("cpu") as small:
         time.sleep(0.1)
     assert large.peak_bytes - small.peak_bytes > 250e6
+
+
+def test_memory_of_several_gpus_is_added_up(monkeypatch):
+    from harness.memory import PeakMemory
+
+    reset = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda gpu: 10 + gpu.index)
+    with PeakMemory("cuda:0", "cuda:1", "cpu") as peak:
+        pass
+    assert peak.peak_bytes == 21
+    assert [gpu.index for gpu in reset] == [0, 1]

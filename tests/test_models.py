@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
+import harness
 from harness.errors import ModelError
-from harness.models import load_model, load_tokenizer, model_facts
+from harness.models import check_device, devices_of, load_model, load_tokenizer, model_facts
 from harness.spec import ModelSpec
-from patches import RopeGeometry
-from tests.models import MODELS, make_model
+from patches import RopeGeometry, YaRN, applied
+from tests.models import MODELS, make_model, random_ids
 
 
 def save(model, folder, drop=()):
@@ -82,3 +84,26 @@ def test_fingerprints_follow_the_files(tmp_path):
     assert first == model_facts(spec).fingerprint
     save(make_model("llama", 1), tmp_path)
     assert model_facts(spec).fingerprint != first
+
+
+def test_a_device_map_loads_through_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    spec = save(make_model("llama", 0), tmp_path)
+    plain = load_model(spec)
+    spread = spec.model_copy(update={"device_map": "auto"})
+    check_device(spread)
+    model = load_model(spread)
+    ids = random_ids(0, 40)
+    assert harness.token_nll(model, ids, chunk_tokens=16) == pytest.approx(
+        harness.token_nll(plain, ids), abs=1e-5
+    )
+    with applied(model, YaRN(factor=4)):
+        assert np.isfinite(harness.token_nll(model, ids)).all()
+    assert [str(d) for d in devices_of(model)] == ["cpu"]
+
+
+def test_a_device_map_needs_accelerate(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    spec = ModelSpec(path=str(tmp_path), device_map="auto")
+    with pytest.raises(ModelError, match="accelerate"):
+        check_device(spec)

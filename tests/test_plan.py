@@ -132,3 +132,8 @@ def test_cells_keep_the_order_of_the_file(tiny_folder):
     assert [(c.method, c.context_length) for c in plan.cells] == [
         (m["kind"], n) for m in methods for n in (64, 128)
     ]
+
+
+def test_chunks_and_devices_change_no_id(tiny_folder):
+    model = {"path": str(tiny_folder), "chunk_tokens": 16, "device": "cpu"}
+    assert ids(tiny_folder) == ids(tiny_folder, models=[model])

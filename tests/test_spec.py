@@ -63,6 +63,8 @@ def test_defaults():
             gguf_file=None,
             dtype="auto",
             device="auto",
+            device_map=None,
+            chunk_tokens="auto",
             trained_length=None,
             name=None,
         )
@@ -187,7 +189,8 @@ def test_a_dumped_sweep_reads_back_equal(tmp_path):
         seed=5,
         models=[
             {"path": "zoo:llama-10k", "name": "4x", "revision": "1e5"},
-            {"path": "off", "dtype": "float64"},
+            {"path": "off", "dtype": "float64", "chunk_tokens": 1e3},
+            {"path": "spread", "device_map": "auto", "gguf_file": "a.gguf"},
             {"path": "2024-01-01", "trained_length": 77},
             {"path": "null"},
             {"path": "ü 日本 : #" + " x" * 200, "name": "a  b"},
@@ -242,7 +245,16 @@ def test_shipped_configs(path, tmp_path):
 
 def test_what_the_shipped_configs_promise():
     loaded = {path.stem: load_sweep(path) for path in CONFIGS}
-    assert set(loaded) == {"quickstart", "zoo", "entropy_collapse", "llama3-8b", "gemma3"}
+    assert set(loaded) == {
+        "quickstart",
+        "zoo",
+        "entropy_collapse",
+        "llama3-8b",
+        "gemma3",
+        "gemma-3-270m-past",
+        "gemma-3-270m-inside",
+        "qwen2.5-coder-0.5b-inside",
+    }
     quickstart = loaded["quickstart"]
     assert [m.label for m in quickstart.models] == ["llama-10k", "gemma-local-global"]
     assert [m.kind for m in quickstart.methods] == ["none", "linear", "ntk", "yarn"]

@@ -66,6 +66,14 @@ def test_the_same_prompts_for_every_method(finished):
     assert (answers == 1).all()
 
 
+def test_chunks_change_no_table(finished, tiny_folder, tmp_path):
+    models = [{"path": str(tiny_folder), "device": "cpu", "chunk_tokens": 50}]
+    harness.run_sweep(make_sweep(tiny_folder, models=models), tmp_path / "chunked", quiet=True)
+    chunked, whole = harness.read_tables(tmp_path / "chunked"), harness.read_tables(finished)
+    for name in ("perplexity", "attention", "passkey"):
+        pd.testing.assert_frame_equal(chunked[name], whole[name], atol=1e-4, rtol=1e-4)
+
+
 def test_everything_is_written(finished):
     for name in ("perplexity", "attention", "passkey", "passes"):
         for suffix in ("parquet", "csv"):
