@@ -236,7 +236,20 @@ def attend(
                 rows = slice(first, first + len(some))
                 torch.div(sums.values, total[..., None], out=output[head : head + step, :, rows])
 
-    rows = tile_rows(call)
-    starts = range(0, len(queries), rows)
     # The last tiles see the most keys: begun first, no core waits for one of them at the end.
-    workers.run(partial(work, s, queries[s : s + rows]) for s in reversed(starts))
+    workers.run(partial(work, s, queries[s:e]) for s, e in reversed(_tiles(call, queries)))
+
+
+def _tiles(call: LayerCall, queries: Tensor) -> list[tuple[int, int]]:
+    """Cut queries into tiles: few enough, and near enough that they see about the same keys."""
+    rows = tile_rows(call)
+    # Sampled queries lie far apart: a tile of many would see far more than its window.
+    span = max(rows, call.mask.window or call.block)
+    ends = torch.searchsorted(queries, queries + span).tolist()
+    found = []
+    start = 0
+    while start < len(queries):
+        stop = min(start + rows, ends[start])
+        found.append((start, stop))
+        start = stop
+    return found

@@ -1,5 +1,7 @@
 """Fused outputs against a softmax in float64, for every mask that they are put together for."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -122,3 +124,31 @@ def test_scores_with_a_soft_cap_go_to_tiles_in_a_batch():
     scores = 2 * (query.double() @ k.transpose(-1, -2) * 0.3 / 2).tanh()
     expected = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
     assert (found.double() - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 200])
+def test_sampled_queries_are_cut_where_they_see_other_keys(window):
+    keys = 9000
+    rule = (
+        (lambda b, h, q, k: k <= q)
+        if window is None
+        else (lambda b, h, q, k: (k <= q) & (k > q - window))
+    )
+    mask = TileMask(rule, keys, keys, CPU)
+    call = layer_call.layer_call(
+        torch.zeros(8, keys, 4),
+        torch.zeros(2, keys, 4),
+        None,
+        mask,
+        scaling=1.0,
+        softcap=None,
+        sinks=None,
+    )
+    for queries in (torch.arange(0, keys, 30), torch.arange(keys)):
+        cuts = tiles._tiles(call, queries)
+        assert cuts[0][0] == 0
+        assert cuts[-1][1] == len(queries)
+        assert all(stop == start for (_, stop), (start, _) in pairwise(cuts))
+        for start, stop in cuts:
+            assert 0 < stop - start <= layer_call.tile_rows(call)
+            assert queries[stop - 1] - queries[start] < max(128, window or 1024)
