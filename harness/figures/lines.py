@@ -84,10 +84,11 @@ def position_limits(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def position_ticks(rows: pd.DataFrame) -> list[int]:
-    """Every second doubling of the trained length that falls on the axis, both ways."""
+    """Doublings of the trained length that fall on the axis, both ways, as many as have room."""
     low, high = position_limits(rows)
     trained_length = int(rows["trained_length"].iloc[0])
-    octaves = range(-20, 21) if high / low < 64 else range(-20, 21, 2)
+    step = 1 if high / low < 2**6 else 2 if high / low < 2**12 else 4
+    octaves = range(-20, 21, step)
     ticks = [trained_length * 2.0**octave for octave in octaves]
     return [round(tick) for tick in ticks if low <= tick <= high and tick >= 1]
 
