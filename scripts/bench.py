@@ -88,7 +88,7 @@ def main() -> None:
     for group in [name for name in GROUPS if name in wanted]:
         for measured in GROUPS[group](run):
             try:
-                rows.append(measured())
+                rows += measured()
             except RuntimeError as error:
                 rows.append(
                     Row(what=group, model="", context_length_tokens=0, error=str(error)[:300])

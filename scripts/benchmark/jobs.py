@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ Work = Callable[[], Any]
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
-def _seconds(work: Work, device: str) -> float:
+def seconds(work: Work, device: str) -> float:
+    """How long some work takes."""
     if device == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -29,16 +30,13 @@ def _seconds(work: Work, device: str) -> float:
     return time.perf_counter() - began
 
 
-def alternate(first: Work, second: Work, repeats: int, device: str = "cpu") -> dict[str, float]:
-    """Medians of two kinds of work, in turns, so that the machine's drift hits both."""
-    first()
-    second()
-    found: tuple[list[float], list[float]] = ([], [])
+def alternate(works: Sequence[Work], repeats: int, device: str = "cpu") -> list[float]:
+    """Medians of several kinds of work, in turns, so that the machine's drift hits all."""
+    found: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
-        for work, times in zip((first, second), found, strict=True):
-            times.append(_seconds(work, device))
-    ours, plain = (statistics.median(times) for times in found)
-    return {"ours": ours, "plain": plain, "spread": max(found[0]) / min(found[0])}
+        for work, times in zip(works, found, strict=True):
+            times.append(seconds(work, device))
+    return [statistics.median(times) for times in found]
 
 
 def plain_forward(model: Any, ids: torch.Tensor) -> Work:
@@ -60,23 +58,30 @@ def _settings(queries: str, length: int) -> AttentionSettings:
 
 
 def attention(
-    model: str, length: int, queries: str, dtype: str, repeats: int, device: str
+    model: str, length: int, queries: list[str], dtype: str, repeats: int, device: str
 ) -> dict[str, float]:
-    """Statistics of the attention against the plain forward pass."""
+    """Statistics of the attention of some queries, and the plain forward pass."""
     it = shapes.make(model, dtype=dtype, device=device)
-    ids, settings = shapes.random_ids(it, length), _settings(queries, length)
+    ids = shapes.random_ids(it, length)
 
-    def ours() -> None:
-        measure(it, ids, nll=False, attention=settings, consumer=lambda _: None)
+    def measured(which: str, tokens: int) -> Work:
+        settings = _settings(which, tokens)
+        some = ids[:, :tokens]
+        return lambda: measure(it, some, nll=False, attention=settings, consumer=lambda _: None)
 
-    return alternate(ours, plain_forward(it, ids), repeats, device)
+    for which in queries:  # warms up
+        measured(which, min(length, 256))()
+    plain_forward(it, ids[:, :256])()
+    works = [measured(which, length) for which in queries]
+    times = alternate([*works, plain_forward(it, ids)], repeats, device)
+    return dict(zip([*queries, "plain"], times, strict=True))
 
 
 def eager_attention(model: str, length: int, device: str) -> dict[str, float]:
     """The usual way: all weights of all layers, and the entropy of each row."""
     it = shapes.make(model, device=device)
     ids = shapes.random_ids(it, length)
-    plain = _seconds(plain_forward(it, ids), device)
+    plain = seconds(plain_forward(it, ids), device)
     it.set_attn_implementation("eager")
 
     def work() -> None:
@@ -86,7 +91,7 @@ def eager_attention(model: str, length: int, device: str) -> dict[str, float]:
                 torch.special.entr(layer).sum(-1)
 
     with PeakMemory(device) as memory:
-        found = _seconds(work, device)
+        found = seconds(work, device)
     return {"ours": found, "plain": plain, "peak": memory.peak_bytes}
 
 
@@ -149,7 +154,10 @@ def lengths(model: str, longest: int, repeats: int, device: str, peer: bool) -> 
             token_nll(it, ids[:, :n])
 
     with applied(it, YaRN(factor=4)):
-        return alternate(separate if peer else shared, lambda: token_nll(it, ids), repeats, device)
+        token_nll(it, ids[:, :256])  # warms up
+        works = [separate if peer else shared, lambda: token_nll(it, ids)]
+        ours, longest_alone = alternate(works, repeats, device)
+    return {"ours": ours, "plain": longest_alone}
 
 
 def growth(model: str, length: int, what: str, dtype: str, device: str) -> dict[str, float]:
@@ -164,10 +172,10 @@ def growth(model: str, length: int, what: str, dtype: str, device: str) -> dict[
     with PeakMemory(device) as before:
         measure(it, ids[:, :256])
     with PeakMemory(device) as peak:
-        first = _seconds(work, device)
-    seconds = [first] if first > 20 else [first, _seconds(work, device), _seconds(work, device)]
+        first = seconds(work, device)
+    times = [first] if first > 20 else [first, seconds(work, device), seconds(work, device)]
     return {
-        "seconds": statistics.median(seconds),
+        "seconds": statistics.median(times),
         "peak": peak.peak_bytes,
         "above": peak.peak_bytes - before.peak_bytes,
     }

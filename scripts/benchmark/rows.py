@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,45 +28,66 @@ def _eager(run: Run, row: Row, length: int) -> None:
     row.peer, row.peer_ratio = found["ours"], found["ours"] / found["plain"]
 
 
-def _attention(run: Run, row: Row, queries: str, peer: int | None) -> Row:
+SAMPLED = "entropy and masses, 256 queries a length"
+ALL = "every column, all queries"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A model at a length, with the bounds for sampled and for all queries."""
+
+    model: str
+    length: int
+    bounds: dict[str, float | None]
+    dtype: str = "float32"
+    peer: int | None = None
+
+
+def _attention(run: Run, case: _Case) -> list[Row]:
+    """Both kinds of queries beside one plain pass."""
     found = run.job(
         "attention",
-        model=row.model,
-        length=row.context_length_tokens,
-        queries=queries,
-        dtype=row.dtype,
-        repeats=3 if row.dtype == "bfloat16" else run.repeats,
+        model=case.model,
+        length=case.length,
+        queries=list(case.bounds),
+        dtype=case.dtype,
+        repeats=3 if case.dtype == "bfloat16" else run.repeats,
         device=run.device,
     )
-    _fill(row, found)
-    if peer is not None:
-        _eager(run, row, peer)
-    return row
+    rows = []
+    for queries, bound in case.bounds.items():
+        row = Row(
+            what=SAMPLED if queries == "sampled" else ALL,
+            model=case.model,
+            context_length_tokens=case.length,
+            dtype=case.dtype,
+            bound=bound,
+        )
+        rows.append(_fill(row, {"ours": found[queries], "plain": found["plain"]}))
+    if case.peer is not None:
+        _eager(run, rows[-1], case.peer)
+    return rows
 
 
-def entropy_rows(run: Run) -> Iterator[Callable[[], Row]]:
-    """Entropy and masses, sampled and of all queries."""
-    longest = 4096 if run.quick else 8192
-    sampled = "entropy, 256 queries a length"
-    for model, peer in ((shapes.QWEN, 4096), (shapes.GEMMA, 2048), (shapes.LLAMA, 4096)):
-        row = Row(what=sampled, model=model, context_length_tokens=longest, bound=1.10)
-        yield lambda row=row, peer=peer: _attention(run, row, "sampled", peer)  # type: ignore[misc]
-    cases = [(shapes.QWEN, 4096, 1.35), (shapes.QWEN, 8192, 1.5), (shapes.GEMMA, 4096, 1.0)]
-    for model, length, bound in [*cases, (shapes.LLAMA, 8192, None)]:
-        if length > longest:
-            continue
-        what = "every column, all queries"
-        row = Row(what=what, model=model, context_length_tokens=length, bound=bound)
-        yield lambda row=row: _attention(run, row, "all", None)  # type: ignore[misc]
-    for queries, what in (("sampled", sampled), ("all", "every column, all queries")):
-        for model in (shapes.QWEN, shapes.GEMMA):
-            row = Row(what=what, model=model, context_length_tokens=4096, dtype="bfloat16")
-            yield lambda row=row, queries=queries: _attention(  # type: ignore[misc]
-                run, row, queries, None
-            )
+def entropy_rows(run: Run) -> Iterator[Callable[[], list[Row]]]:
+    """Entropy and the other columns, sampled and of all queries."""
+    qwen, gemma, llama = shapes.QWEN, shapes.GEMMA, shapes.LLAMA
+    both: dict[str, float | None] = {"sampled": 1.10, "all": 1.5}
+    unbound: dict[str, float | None] = {"sampled": None, "all": None}
+    cases = [
+        _Case(model=qwen, length=8192, bounds=both),
+        _Case(model=qwen, length=4096, bounds={"all": 1.35}, peer=4096),
+        _Case(model=gemma, length=4096, bounds={"sampled": 1.10, "all": 1.0}, peer=2048),
+        _Case(model=llama, length=8192, bounds={"sampled": 1.10, "all": None}, peer=4096),
+        _Case(model=qwen, length=4096, bounds=unbound, dtype="bfloat16"),
+        _Case(model=gemma, length=4096, bounds=unbound, dtype="bfloat16"),
+    ]
+    for case in cases[1:4] if run.quick else cases:
+        own = replace(case, length=min(case.length, 2048), peer=1024) if run.quick else case
+        yield lambda own=own: _attention(run, own)  # type: ignore[misc]
 
 
-def memory_rows(run: Run) -> Iterator[Callable[[], Row]]:
+def memory_rows(run: Run) -> Iterator[Callable[[], list[Row]]]:
     """Peak memory with entropy, and that of the loss alone."""
     length = 4096 if run.quick else 16384
 
@@ -75,7 +97,7 @@ def memory_rows(run: Run) -> Iterator[Callable[[], Row]]:
 
     plain: dict[str, float] = {}
 
-    def entropy(queries: str) -> Row:
+    def entropy(queries: str) -> list[Row]:
         row = Row(
             what=f"peak memory with entropy, {queries} queries, and loss",
             model=shapes.QWEN,
@@ -91,9 +113,9 @@ def memory_rows(run: Run) -> Iterator[Callable[[], Row]]:
             row.peer_way, row.peer_context_length_tokens = EAGER, 4096
             row.peer = peak("eager", 4096)
             row.peer_ratio = row.peer / peak("plain", 4096)
-        return row
+        return [row]
 
-    def loss() -> Row:
+    def loss() -> list[Row]:
         row = Row(
             what="loss over 262,144 words, above model and hidden states",
             model=shapes.WIDE,
@@ -106,33 +128,33 @@ def memory_rows(run: Run) -> Iterator[Callable[[], Row]]:
         _fill(row, {"ours": found, "plain": float(1 << 30)})
         row.peer_way, row.peer_context_length_tokens = "logits of all positions", 2048
         row.peer = run.job("loss_memory", length=2048, what="all", device=run.device)["above"]
-        return row
+        return [row]
 
     yield lambda: entropy("sampled")
     yield lambda: entropy("all")
     yield loss
 
 
-def sharing_rows(run: Run) -> Iterator[Callable[[], Row]]:
+def sharing_rows(run: Run) -> Iterator[Callable[[], list[Row]]]:
     """What is shared: lengths, the loaded model, the haystack."""
     longest = 4096 if run.quick else 8192
 
-    def lengths() -> Row:
+    def lengths() -> list[Row]:
         row = Row(
             what="perplexity at 8 lengths from 64 tokens on, static method",
-            model=shapes.QWEN,
+            model=shapes.LLAMA,
             context_length_tokens=longest,
             bound=1.15,
             peer_way="a pass per length",
             peer_context_length_tokens=longest,
         )
-        arguments = {"model": shapes.QWEN, "longest": longest, "device": run.device}
+        arguments = {"model": shapes.LLAMA, "longest": longest, "device": run.device}
         _fill(row, run.job("lengths", repeats=run.repeats, peer=False, **arguments))
         found = run.job("lengths", repeats=1, peer=True, **arguments)
         row.peer, row.peer_ratio = found["ours"], found["ours"] / found["plain"]
-        return row
+        return [row]
 
-    def method() -> Row:
+    def method() -> list[Row]:
         row = Row(
             what="changing the method, checked, against loading",
             model="qwen2.5-0.5b shape",
@@ -147,16 +169,16 @@ def sharing_rows(run: Run) -> Iterator[Callable[[], Row]]:
         _fill(row, found)
         row.peer, row.peer_ratio = found["plain"], 1.0
         row.note = f"{found['unchecked'] * 1000:.1f} ms without the check"
-        return row
+        return [row]
 
     yield lengths
     yield method
-    cases = [(shapes.LLAMA, 2048), (shapes.LLAMA, 4096), (shapes.QWEN, 1024), (shapes.QWEN, 4096)]
+    cases = [(shapes.LLAMA, 2048), (shapes.LLAMA, 4096), (shapes.QWEN, 1024), (shapes.QWEN, 2048)]
     for model, length in cases[:1] if run.quick else cases:
         yield lambda model=model, length=length: _passkey(run, model, length)  # type: ignore[misc]
 
 
-def _passkey(run: Run, model: str, length: int) -> Row:
+def _passkey(run: Run, model: str, length: int) -> list[Row]:
     row = Row(
         what="passkey grid, 10 depths x 4 trials",
         model=model,
@@ -170,13 +192,13 @@ def _passkey(run: Run, model: str, length: int) -> Row:
     found = run.job("passkey", device=run.device, **arguments)
     _fill(row, found)
     row.peer, row.peer_ratio = found["plain"], 1.0
-    return row
+    return [row]
 
 
-def overhead_rows(run: Run) -> Iterator[Callable[[], Row]]:
+def overhead_rows(run: Run) -> Iterator[Callable[[], list[Row]]]:
     """What the quickstart spends outside of the model."""
 
-    def overhead() -> Row:
+    def overhead() -> list[Row]:
         row = Row(
             what="quickstart: all that is not the model",
             model="the sweep",
@@ -189,12 +211,12 @@ def overhead_rows(run: Run) -> Iterator[Callable[[], Row]]:
         measuring = found["wall"] - found["draw"]
         _fill(row, {"ours": measuring - found["model"], "plain": measuring})
         row.note = f"without tables and figures, which took {found['draw']:.1f} s"
-        return row
+        return [row]
 
     yield overhead
 
 
-GROUPS: dict[str, Callable[[Run], Iterator[Callable[[], Row]]]] = {
+GROUPS: dict[str, Callable[[Run], Iterator[Callable[[], list[Row]]]]] = {
     "entropy": entropy_rows,
     "memory": memory_rows,
     "sharing": sharing_rows,
