@@ -215,11 +215,13 @@ def attend(
         local_window: Keys, the query's own included, whose mass is `local_mass`.
     """
     key_heads = call.query.shape[0]
-    # A core works on one head at a time, in its cache; a GPU on all of them.
-    step = 1 if on_cpu(call.query) else key_heads
+    full_tile = tile_rows(call)
 
     def work(start: int, some: Tensor) -> None:
         at = slice(start, start + len(some))
+        # A core works on one head at a time, in its cache, or on more of them if their queries are
+        # few; a GPU on all.
+        step = max(1, full_tile // len(some)) if on_cpu(call.query) else key_heads
         for head in range(0, key_heads, step):
             part = call.heads(head, head + step)
             sums = _stream(part, some, local_window, workers)

@@ -64,7 +64,7 @@ def markdown(rows: Sequence[Row], about: dict[str, Any]) -> str:
 
 
 def write_growth_figure(records: pd.DataFrame, folder: Path) -> None:
-    """Seconds and bytes a token against length, log-log, a row of panels a model."""
+    """Time and memory a token against length, a row of panels a model."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(records["model"]))
@@ -83,10 +83,10 @@ def write_growth_figure(records: pd.DataFrame, folder: Path) -> None:
             time_axes.set_ylabel("microseconds a token")
             memory_axes.set_ylabel("peak KiB a token,\nabove the model")
             time_axes.set_title(f"{model}, {own['dtype'].iloc[0]}", loc="left")
-            time_axes.legend()
+            time_axes.legend(loc="lower right")
             for some in (time_axes, memory_axes):
                 some.set_xscale("log", base=2)
-                some.set_yscale("log")
+                some.set_ylim(bottom=0)
                 some.set_xticks(sorted(set(own["context_length_tokens"])))
                 some.xaxis.set_major_formatter(lambda x, _: format_length(x))
                 some.minorticks_off()
