@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from harness.attention_data import AttentionSettings, Consumer, LayerStatistics
@@ -32,6 +32,7 @@ from harness.tiles import attend
 from harness.workers import TileWorkers
 from patches import layer_types_of
 from patches.geometry import FULL_ATTENTION
+from patches.observe import attention_configs
 
 NAME = "ropewalk_attention"
 
@@ -146,7 +147,6 @@ class _Call:
     def run(self, module: Any, recorder: _Recorder) -> Tensor:
         """Measure what is wanted; the output ``(B, H, L, E)``."""
         positions = recorder.positions_in(self.mask).to(self.query.device)
-        tiles_give_output = False
         if recorder.settings is not None:
             if len(self.query) != 1:
                 raise ModelError("attention statistics take one sequence at a time, not a batch")
@@ -209,16 +209,6 @@ class _Call:
             attend(call, positions, workers, output=out, statistics=None, local_window=1)
             rows.append(out.flatten(0, 1))
         return torch.stack(rows)
-
-
-def _configs(model: Any) -> list[Any]:
-    """The configs that say which attention is used, each once, from the outermost inwards."""
-    found: dict[int, Any] = {}
-    for module in model.modules() if isinstance(model, nn.Module) else ():
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation"):
-            found.setdefault(id(config), config)
-    return list(found.values())
 
 
 def _follows_interface(model: Any) -> bool:
@@ -284,7 +274,7 @@ def own_attention(
             recorder.consumer = consumer
             recorder.layer_types = tuple(layer_types_of(model.config) or ())
         token = _recorder.set(recorder)
-        before = [(config, config._attn_implementation) for config in _configs(model)]
+        before = [(config, config._attn_implementation) for config in attention_configs(model)]
         try:
             _adopt(model)
             yield

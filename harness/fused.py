@@ -9,6 +9,8 @@ Shapes: B sequences, H query heads, K key heads, L queries, S keys, D head size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
@@ -75,7 +77,18 @@ def _attend(
             query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
         )
         return out, lse
-    out = scaled_dot_product_attention(
+    return _operator(query, key, value, scaling, mask, causal), None
+
+
+def _operator(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Any, causal: bool
+) -> Tensor:
+    """PyTorch's own choice of operator; `mask` as it takes it."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.dtype not in _HALF:
+        # The operators for full precision want as many key heads as query heads.
+        key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    return scaled_dot_product_attention(
         query,
         key,
         value,
@@ -84,7 +97,6 @@ def _attend(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return out, None
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Attended:
@@ -94,7 +106,9 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Attend
     if tokens == 1:
         return _attend(query, key, value, scaling, None, False)
     if not on_cpu(query):
-        return _behind_past(query, key, value, scaling), None
+        # They know the causal mask that is aligned at its end.
+        bias = causal_lower_right(tokens, keys)
+        return _operator(query, key, value, scaling, bias, False), None
     past = keys - tokens
     far, far_lse = _attend(query, key[:, :, :past], value[:, :, :past], scaling, None, False)
     near, near_lse = _attend(query, key[:, :, past:], value[:, :, past:], scaling, None, True)
@@ -107,28 +121,16 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Attend
     return far * far_share + near * near_share, lse
 
 
-def _behind_past(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """On devices whose operators know the causal mask that is aligned at its end."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and query.dtype not in _HALF:
-        # The operators for full precision want as many key heads as query heads.
-        key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
-    bias = causal_lower_right(query.shape[2], key.shape[2])
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=bias, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-
-
 def _windowed(
     query: Tensor, key: Tensor, value: Tensor, mask: TileMask, scaling: float
 ) -> Attended:
     """Blocks of queries, each with the keys that any of them sees."""
     tokens = query.shape[2]
     rows = min(max(mask.window // 2, _BLOCK_QUERIES[0]), _BLOCK_QUERIES[1])
-    out, lse = torch.empty_like(query), query.new_empty(0)
+    out = torch.empty_like(query)
     ahead = mask.query_offset - mask.key_offset  # column of the first query's own key
     shared: dict[tuple[int, int], Tensor] = {}
-    sums = []
+    sums: list[Tensor] = []
     for start in range(0, tokens, rows):
         stop = min(start + rows, tokens)
         first = mask.first_visible(mask.query_offset + start) - mask.key_offset
@@ -138,14 +140,10 @@ def _windowed(
             own = torch.arange(shape[1] - shape[0], shape[1], device=query.device)[:, None]
             shared[shape] = (column <= own) & (column > own - mask.window)
         keys = slice(first, ahead + stop)
-        part, lse = _attend(  # type: ignore[assignment]
-            query[:, :, start:stop],
-            key[:, :, keys],
-            value[:, :, keys],
-            scaling,
-            shared[shape],
-            False,
+        own_query = query[:, :, start:stop]
+        out[:, :, start:stop], lse = _attend(
+            own_query, key[:, :, keys], value[:, :, keys], scaling, shared[shape], False
         )
-        out[:, :, start:stop] = part
-        sums.append(lse)
-    return out, (torch.cat(sums, -1) if sums[0] is not None else None)
+        if lse is not None:
+            sums.append(lse)
+    return out, torch.cat(sums, -1) if sums else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def read_scaling(path: Path) -> dict[str, Any] | None:
     Raises:
         ModelError: If the file cannot be read, or its scaling is of a kind that has no equal.
     """
+    status = path.stat()
+    return _read_scaling(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _read_scaling(path: Path, size: int, modified_ns: int) -> dict[str, Any] | None:
+    """The same, once a file: planning and loading both ask, and parsing takes many seconds."""
+    del size, modified_ns  # only so that a changed file is read again
     try:
         from gguf import GGUFReader
     except ImportError:

@@ -69,7 +69,9 @@ class TileMask:
         queries = torch.arange(query_offset, query_offset + num_queries, device=device)
         starts = self._first_visible(queries)
         runs = self._check(queries, starts)
-        self.starts = starts.cpu() if runs else torch.full((num_queries,), key_offset)
+        starts = starts if runs else torch.full_like(queries, key_offset)
+        self.starts = starts.cpu()
+        self._starts_there = starts
         self.kind, self.window = self._classify(queries.cpu()) if runs else ("other", 0)
 
     def _seen(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -118,6 +120,10 @@ class TileMask:
         """Position of the first key that a query, given by its position, sees."""
         return int(self.starts[query - self.query_offset])
 
+    def starts_of(self, queries: Tensor) -> Tensor:
+        """The same for many queries, on their device."""
+        return self._starts_there.to(queries.device)[queries - self.query_offset]
+
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which keys the queries may see.
 
@@ -130,7 +136,7 @@ class TileMask:
         """
         if self.kind == "other":
             return self._seen(queries[:, None], keys[None])
-        starts = self.starts.to(queries.device)[queries - self.query_offset]
+        starts = self.starts_of(queries)
         return (keys[None] <= queries[:, None]) & (keys[None] >= starts[:, None])
 
 

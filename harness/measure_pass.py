@@ -147,11 +147,6 @@ class Bench:
         rows = pd.concat(parts, ignore_index=True)
         return Measured(rows=rows.groupby(keys, sort=False, as_index=False).sum(), tokens=tokens)
 
-    def _follows_length(self, one: Pass) -> bool:
-        """Whether the tables would change between a prefix and what lies behind it."""
-        native = "native" in one.identity["tables"].values()
-        return native and self.plan.facts.native_follows_length
-
     def passkey(self, one: Pass) -> Measured:
         """All trials at one length."""
         spec, task = self.sweep.probes.passkey, self.plan.passkey
@@ -170,7 +165,6 @@ class Bench:
             distractors=spec.distractors,
             generate=spec.generate,
             chunk_tokens=self._chunk_tokens,
-            share=not self._follows_length(one),
         ):
             parts.append(rows)
             self.advance(len(rows) * one.longest)

@@ -186,10 +186,10 @@ class Prefill:
         self.num_tokens += input_ids.shape[1]
         return output
 
-    def extend(self, input_ids: Tensor, chunk: int) -> None:
-        """See more tokens ``(B, n)``, so many at once, and keep nothing but the cache."""
-        for start in range(0, input_ids.shape[1], max(chunk, 1)):
-            self.run(input_ids[:, start : start + chunk])
+    def outputs(self, input_ids: Tensor, chunk: int) -> Iterator[tuple[int, Any]]:
+        """Run the next tokens ``(B, n)`` in chunks: where each starts, and its output."""
+        for start in range(0, input_ids.shape[1], chunk):
+            yield start, self.run(input_ids[:, start : start + chunk])
             trim()
 
     def branch(self, batch: int = 1) -> Prefill:
@@ -210,11 +210,7 @@ class Prefill:
 
 def base_outputs(model: Any, input_ids: Tensor, chunk: int) -> Iterator[tuple[int, Any]]:
     """Run a sequence ``(B, n)``: each chunk's first position and the base model's output."""
-    num_tokens = input_ids.shape[1]
-    if chunk >= num_tokens:
+    if chunk >= input_ids.shape[1]:
         yield 0, base_of(model)(input_ids=input_ids, use_cache=False, return_dict=True)
         return
-    prefill = Prefill(model)
-    for start in range(0, num_tokens, chunk):
-        yield start, prefill.run(input_ids[:, start : start + chunk])
-        trim()
+    yield from Prefill(model).outputs(input_ids, chunk)

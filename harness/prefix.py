@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.attention import UnsupportedAttentionError, own_attention
 from harness.head import head_logits
-from harness.prefill import Prefill, base_outputs, chunk_size, evaluating, known_tokens, most_rows
+from harness.prefill import Prefill, base_outputs, chunk_size, evaluating, known_tokens
 
 
 @contextmanager
@@ -44,11 +44,10 @@ def answer_logits(
         DataError: If a token is not in the model's vocabulary.
         ModelError: If the model is not a causal language model.
     """
-    ids = known_tokens(model, input_ids)
     with running(model):
         prefix = SharedPrefix(model)
-        prefix.grow(ids[:1, :shared_tokens])
-        return prefix.logits_behind(ids[:, shared_tokens:], positions - shared_tokens)
+        prefix.grow(input_ids[:1, :shared_tokens])
+        return prefix.logits_behind(input_ids[:, shared_tokens:], positions - shared_tokens)
 
 
 class SharedPrefix:
@@ -74,16 +73,13 @@ class SharedPrefix:
         if not input_ids.shape[1]:
             return
         ids = known_tokens(self._model, input_ids)
-        self._prefill.extend(ids, self._chunk(1, ids.shape[1]))
+        for _ in self._prefill.outputs(ids, self._chunk(1, ids.shape[1])):
+            pass  # nothing is kept but the cache
 
     def _chunk(self, batch: int, num_tokens: int) -> int:
         """Tokens of each row that run at once."""
         tokens = chunk_size(self._model, batch * num_tokens, tokens=self._chunk_tokens)
         return max(1, tokens // batch)
-
-    def most_branches(self, num_tokens: int) -> int:
-        """Sequences of so many tokens whose caches fit the budget together; 1 at least."""
-        return most_rows(self._model, num_tokens)
 
     def logits_behind(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Logits at some positions of sequences that go on from the prefix, which stays as it is.
@@ -101,9 +97,7 @@ class SharedPrefix:
         if self.num_tokens == 0:
             outputs = base_outputs(model, ids, chunk)
         else:
-            branch = self._prefill.branch(len(ids))
-            starts = range(0, ids.shape[1], chunk)
-            outputs = ((start, branch.run(ids[:, start : start + chunk])) for start in starts)
+            outputs = self._prefill.branch(len(ids)).outputs(ids, chunk)
         parts = []
         for start, output in outputs:
             at = positions[(positions >= start) & (positions < start + chunk)] - start

@@ -152,7 +152,7 @@ def _statistics(call: LayerCall, queries: Tensor, sums: _Sums) -> dict[str, Tens
     rows = queries - mask.query_offset
     query = call.query[:, :, rows].to(call.dtype) * call.scaling
     lse = sums.peak + total.log()
-    starts = mask.starts.to(queries.device)[rows]
+    starts = mask.starts_of(queries)
 
     def mass_at(keys: Tensor) -> Tensor:
         """Of one key for each query, 0 where it is hidden."""

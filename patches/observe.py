@@ -118,7 +118,7 @@ def observed(model: nn.Module) -> Iterator[Observer]:
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     observer = Observer()
     token = _OBSERVER.set(observer)
-    implementations = [(config, config._attn_implementation) for config in _configs(model)]
+    implementations = [(config, config._attn_implementation) for config in attention_configs(model)]
     handles = [
         module.register_forward_pre_hook(observer.enter, with_kwargs=True)
         for module in attention_modules(model)
@@ -136,7 +136,7 @@ def observed(model: nn.Module) -> Iterator[Observer]:
         _OBSERVER.reset(token)
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def attention_configs(model: nn.Module) -> list[Any]:
     """The configs that say which attention is used, each once, from the outermost inwards."""
     found: dict[int, Any] = {}
     for module in model.modules():

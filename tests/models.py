@@ -88,6 +88,22 @@ def cohere() -> Any:
     return CohereForCausalLM(CohereConfig(**SHARED, logit_scale=0.25))
 
 
+def lfm2() -> Any:
+    """Attention in one layer of three, convolutions in the others; not one of `MODELS`."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention", "conv"],
+    )
+    return Lfm2ForCausalLM(config)
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "qwen3": qwen3,

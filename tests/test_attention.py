@@ -11,7 +11,7 @@ from harness import attention, layer_call, tiles
 from harness.engine import AttentionSettings, measure
 from harness.errors import DataError, ModelError
 from harness.rows import STATISTICS
-from tests.models import MODELS, make_model, random_ids
+from tests.models import MODELS, lfm2, make_model, random_ids
 from tests.naive_attention import naive
 
 TOKENS = 48
@@ -239,18 +239,7 @@ def test_chunks_are_no_windows():
 
 
 def test_layers_without_attention_keep_their_numbers():
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    config = Lfm2Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention", "conv"],
-    )
-    model = Lfm2ForCausalLM(config).eval()
+    model = lfm2().eval()
     found = measure(model, random_ids(0, 20), attention=settings()).attention
     assert found.layers == (1,)
     assert found.layer_types == ("full_attention",)
@@ -293,22 +282,6 @@ def test_batches_and_padding_are_refused(what):
         attention.own_attention(model, settings=settings(), num_tokens=20),
     ):
         model(ids, attention_mask=mask, use_cache=False)
-
-
-def test_attention_that_is_not_causal_is_refused():
-    from harness.masks import TileMask
-
-    with pytest.raises(ModelError, match="not causal"):
-        TileMask(lambda b, h, q, k: (q >= 0) & (k >= 0), 8, 8, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("window", [1, 3, 8, 100])
-def test_the_first_visible_key_of_a_window(window):
-    from harness.masks import TileMask
-
-    mask = TileMask(lambda b, h, q, k: (k <= q) & (k > q - window), 64, 64, torch.device("cpu"))
-    for query in range(64):
-        assert mask.first_visible(query) == max(0, query - window + 1)
 
 
 @pytest.mark.parametrize("queries", [0, -3, True, "some"])

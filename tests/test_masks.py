@@ -59,6 +59,13 @@ def test_kinds_and_tiles(rule, offset, first_key, kind, size, checked, monkeypat
             assert mask.first_visible(query) == int(seen[0])
 
 
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+def test_the_first_visible_key_of_a_window(size):
+    mask = TileMask(window(size), 64, 64, CPU)
+    for query in range(64):
+        assert mask.first_visible(query) == max(0, query - size + 1)
+
+
 @settings(deadline=None, max_examples=50)
 @given(size=st.integers(1, 70), offset=st.integers(0, 50), queries=st.integers(1, 60))
 def test_the_first_key_of_any_window(size, offset, queries):

@@ -13,7 +13,7 @@ from harness.prefill import Prefill, chunk_size, follows_length
 from harness.prefix import SharedPrefix, answer_logits, running
 from harness.rows import STATISTICS
 from patches import YaRN, applied
-from tests.models import MODELS, SHARED, make_model, random_ids
+from tests.models import MODELS, SHARED, lfm2, make_model, random_ids
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 47])
@@ -116,19 +116,8 @@ def test_branches_leave_the_prefix_as_it_was(name):
 
 
 def test_a_branch_copies_what_grows_in_place():
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    config = Lfm2Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention", "conv"],
-    )
     torch.manual_seed(0)
-    model, ids = Lfm2ForCausalLM(config).eval(), random_ids(0, 40)
+    model, ids = lfm2().eval(), random_ids(0, 40)
     with running(model):
         one = Prefill(model)
         one.run(ids[:, :20])

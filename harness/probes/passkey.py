@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from harness.passkey import PasskeyPrompt
-from harness.prefill import follows_length
+from harness.prefill import follows_length, most_rows
 from harness.prefix import SharedPrefix, running
 from harness.rows import PASSKEY
 
@@ -158,8 +158,8 @@ def passkey_rows(
         prompts: All of one length.
         distractors: Noted in the rows.
         generate: Decode greedily instead of comparing argmaxes.
-        share: Whether a prefix may run on its own; not where the model's own scaling would take
-            other tables for it than for the whole.
+        share: Whether the haystack may run once; it never does where the model's own scaling would
+            take other tables for a prefix than for the whole.
         batch_tokens: Tokens behind the shared haystack in one forward pass, at most (one prompt
             at least).
         chunk_tokens: Tokens that run at once; None for as many as a budget of memory holds.
@@ -174,7 +174,7 @@ def passkey_rows(
             grown = haystack[prefix.num_tokens : group.shared_tokens]
             prefix.grow(torch.from_numpy(grown.copy())[None])
         behind = len(haystack) - group.shared_tokens
-        size = max(1, min(batch_tokens // behind, prefix.most_branches(len(haystack))))
+        size = max(1, min(batch_tokens // behind, most_rows(model, len(haystack))))
         for start in range(0, len(group.prompts), size):
             some = group.prompts[start : start + size]
             frame = _batch_rows(model, tokenizer, prefix, some, generate)

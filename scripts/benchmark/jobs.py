@@ -1,4 +1,4 @@
-"""What is timed, each in a process of its own: `JOBS` maps a name to a function of JSON values."""
+"""What is timed, each in a process of its own: functions of JSON values."""
 
 from __future__ import annotations
 
@@ -99,8 +99,7 @@ def memory(model: str, length: int, what: str, device: str, words: int) -> dict[
     """Peak memory of one pass with losses; `what` is plain, eager, sampled or all."""
     it = shapes.make(model, words=words, device=device)
     ids = shapes.random_ids(it, length)
-    with PeakMemory(device) as before:
-        measure(it, ids[:, :64])
+    measure(it, ids[:, :64])  # libraries that are loaded when first used
     if what == "eager":
         it.set_attn_implementation("eager")
     with PeakMemory(device) as peak, torch.inference_mode():
@@ -114,7 +113,7 @@ def memory(model: str, length: int, what: str, device: str, words: int) -> dict[
                 logits = it.lm_head(hidden[:, start : start + 512]).float()[0]
                 targets = ids[0, start + 1 : start + 513]
                 torch.nn.functional.cross_entropy(logits[: len(targets)], targets)
-    return {"peak": peak.peak_bytes, "before": before.peak_bytes}
+    return {"peak": peak.peak_bytes}
 
 
 def loss_memory(length: int, what: str, device: str) -> dict[str, float]:
