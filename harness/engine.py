@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from harness.abilities import safe_chunk_size
 from harness.attention import UnsupportedAttentionError, own_attention
 from harness.attention_data import (
     AttentionCollector,
@@ -23,7 +24,7 @@ from harness.attention_data import (
 )
 from harness.errors import DataError
 from harness.head import losses, slice_tokens
-from harness.prefill import base_outputs, chunk_size, evaluating, known_tokens
+from harness.prefill import base_outputs, evaluating, known_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +52,10 @@ class Measurement:
 
     nll: npt.NDArray[np.float64] | None
     attention: AttentionStatistics | None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check_ids(model: Any, input_ids: Any) -> Tensor:
@@ -97,8 +102,8 @@ def measure(
         consumer: Given the statistics of each layer and chunk as they come, which are then not
             kept; what a long sequence needs.
         chunk_tokens: Tokens that run at once; None for as many as a budget of memory holds. A
-            model whose own scaling follows the length of its input (``dynamic``, ``longrope``)
-            always runs whole.
+            model whose own scaling follows the length of its input (``dynamic``, ``longrope``),
+            or that does not go on from a cache as it should, always runs whole.
         head_chunk_tokens: Positions whose logits are there at once; None for what a budget holds.
 
     Returns:
@@ -112,10 +117,10 @@ def measure(
     """
     ids = _check_ids(model, input_ids)
     for name, value in (("chunk_tokens", chunk_tokens), ("head_chunk_tokens", head_chunk_tokens)):
-        if value is not None and value < 1:
-            raise DataError(f"{name} must be at least 1, not {value}")
+        if value is not None and not _is_count(value):
+            raise DataError(f"{name} must be a whole number of at least 1, not {value!r}")
     num_tokens = ids.shape[1]
-    chunk = chunk_size(model, num_tokens, tokens=chunk_tokens)
+    chunk = safe_chunk_size(model, num_tokens, tokens=chunk_tokens)
     head_tokens = (head_chunk_tokens or slice_tokens(model)) if nll else None
     collector = AttentionCollector() if attention is not None and consumer is None else None
     with evaluating(model):
@@ -191,10 +196,10 @@ def attention_statistics(
         DataError: As in `measure`, or if `queries` or `local_window` is below 1.
         ModelError: As in `measure`.
     """
-    if queries != "all" and (isinstance(queries, (bool, str)) or queries < 1):
-        raise DataError(f"queries must be 'all' or a number of at least 1, not {queries!r}")
-    if local_window < 1:
-        raise DataError(f"local_window must be at least 1, not {local_window}")
+    if queries != "all" and not _is_count(queries):
+        raise DataError(f"queries must be 'all' or a whole number of at least 1, not {queries!r}")
+    if not _is_count(local_window):
+        raise DataError(f"local_window must be a whole number of at least 1, not {local_window!r}")
     settings = AttentionSettings(queries=queries, local_window=local_window, seed=seed)
     result = measure(model, input_ids, nll=False, attention=settings).attention
     assert result is not None

@@ -87,6 +87,9 @@ class Bench:
     def documents(self, passes: list[Pass]) -> dict[str, Measured]:
         """Perplexity and entropy passes of the same tables and lengths, in one forward each.
 
+        A value that overflows late in a sequence makes earlier ones NaN, too: a masked key still
+        has a weight of zero, and zero times NaN is NaN. Then the shorter lengths run alone.
+
         Args:
             passes: One, or two that differ in nothing but the probe.
 
@@ -94,7 +97,20 @@ class Bench:
             Probe to its rows.
         """
         probes = {p.probe for p in passes}
-        stop = passes[0].longest
+        *shorter, longest = passes[0].context_lengths
+        measured = self._documents_at(longest, probes)
+        for stop in reversed(shorter):
+            if not any(_has_nan_before(found.rows, stop) for found in measured.values()):
+                break
+            again = self._documents_at(stop, probes)
+            for probe, found in measured.items():
+                late = found.rows[found.rows["position_stop"] > stop]
+                found.rows = pd.concat([again[probe].rows, late], ignore_index=True)
+                found.tokens += again[probe].tokens
+        return measured
+
+    def _documents_at(self, stop: int, probes: set[str]) -> dict[str, Measured]:
+        """Rows of all documents up to a length."""
         attention = None
         settings = None
         if "entropy" in probes:
@@ -179,6 +195,11 @@ class Bench:
         if self.sweep.probes.is_sliding(one.probe):
             return {"perplexity": self.sliding(one)}
         return self.documents(passes)
+
+
+def _has_nan_before(rows: pd.DataFrame, stop: int) -> bool:
+    column = "nll_nats" if "nll_nats" in rows else "entropy_nats"
+    return bool(rows.loc[rows["position_stop"] <= stop, column].isna().any())
 
 
 def tokens_of(sweep: Sweep, plan: ModelPlan, one: Pass) -> int:

@@ -21,7 +21,7 @@ from harness.spec import ModelSpec
 from harness.zoo import zoo_folder
 from harness.zoo.tokenizer import ZooTokenizer
 from patches import PatchError, RopeGeometry, layer_types_of
-from patches.geometry import FULL_ATTENTION
+from patches.geometry import FULL_ATTENTION, LENGTH_DEPENDENT
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 
@@ -50,7 +50,7 @@ class ModelFacts:
         rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
         parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
         types = {part.get("rope_type") or part.get("type") for part in parts}
-        return bool(types & {"dynamic", "longrope", "su"})
+        return bool(types & LENGTH_DEPENDENT)
 
 
 def _zoo_name(spec: ModelSpec) -> str | None:

@@ -26,7 +26,7 @@ from patches import PatchError, RopeTables
 from patches.resolve import resolve
 
 # Raise when the measuring code changes what it measures: old passes are then measured again.
-ENGINE_VERSION = 4
+ENGINE_VERSION = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,8 @@ def _by_tables(sweep: Sweep, model: ModelPlan, probe: str) -> list[_Users]:
                     f"method '{method.name}' on model '{model.spec.label}': {error}"
                 ) from None
             key = _digest(tables)
-            follows = method.kind == "native" and model.facts.native_follows_length
+            # Also a method limited to some layers leaves the others the model's own tables.
+            follows = "native" in tables.values() and model.facts.native_follows_length
             if follows or not _one_forward_serves_all(sweep, probe):
                 key += f"-{length}"
             users.setdefault(key, _Users(tables, [])).methods.append((length, method))

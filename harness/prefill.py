@@ -18,6 +18,8 @@ from torch import Tensor
 
 from harness.errors import DataError, ModelError
 from harness.memory import trim
+from patches.geometry import LENGTH_DEPENDENT
+from patches.state import rotary_state_kept
 
 # Activations of a chunk, at most. It decides the chunks and so the rounding: fixed numbers, not
 # what happens to be free, make two runs equal bit for bit.
@@ -25,7 +27,6 @@ ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30, "mps": 1 << 30}
 # Keys and values of sequences that run side by side, at most.
 CACHE_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30, "mps": 2 << 30}
 _LEAST_TOKENS = 256
-_FOLLOWS_LENGTH = ("dynamic", "longrope")
 
 
 def base_of(model: Any) -> Any:
@@ -61,11 +62,15 @@ def known_tokens(model: Any, input_ids: Tensor) -> Tensor:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients; what was training is training again afterwards."""
+    """Evaluation mode without gradients, and afterwards the model is as it was.
+
+    What was training is training again, and rotary tables that follow the length of an input are
+    those from before it.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), rotary_state_kept(model):
             yield
     finally:
         for module in training:  # not model.train(): some parts may have been at rest before
@@ -85,7 +90,7 @@ def follows_length(model: Any) -> bool:
         kinds = getattr(own, "rope_type", None)
         kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
         replaced = own is not module and None in module.tables and not module.selective
-        if kinds & set(_FOLLOWS_LENGTH) and not replaced:
+        if kinds & LENGTH_DEPENDENT and not replaced:
             return True
     return False
 
@@ -161,6 +166,13 @@ def chunk_size(model: Any, num_tokens: int, *, tokens: int | None = None) -> int
     return num_tokens if tokens >= num_tokens or follows_length(model) else tokens
 
 
+def _only_grows(layer: Any) -> bool:
+    """Whether a layer of a cache holds keys and values and nothing else."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+
+
 class Prefill:
     """A base model with the cache of what it has seen."""
 
@@ -173,6 +185,7 @@ class Prefill:
         # The argument was renamed in transformers 5.
         names = signature(type(self._base).forward).parameters
         self._name = "cache" if "cache" in names else "past_key_values"
+        self._takes_positions = "position_ids" in names
         if cache is None:
             cache = DynamicCache(config=model.config.get_text_config())
         self._cache = cache
@@ -180,10 +193,14 @@ class Prefill:
 
     def run(self, input_ids: Tensor) -> Any:
         """The base model's output of the next tokens ``(B, n)``, which are then seen, too."""
-        output = self._base(
-            input_ids=input_ids, use_cache=True, return_dict=True, **{self._name: self._cache}
-        )
-        self.num_tokens += input_ids.shape[1]
+        more: dict[str, Any] = {self._name: self._cache}
+        stop = self.num_tokens + input_ids.shape[1]
+        if self._takes_positions:
+            # Bamba, left alone, counts those of every chunk from zero.
+            positions = torch.arange(self.num_tokens, stop, device=input_ids.device)
+            more["position_ids"] = positions[None].expand_as(input_ids)
+        output = self._base(input_ids=input_ids, use_cache=True, return_dict=True, **more)
+        self.num_tokens = stop
         return output
 
     def outputs(self, input_ids: Tensor, chunk: int) -> Iterator[tuple[int, Any]]:
@@ -192,15 +209,17 @@ class Prefill:
             yield start, self.run(input_ids[:, start : start + chunk])
             trim()
 
+    @property
+    def can_widen(self) -> bool:
+        """Whether a branch can have several rows: states of other kinds know only their own."""
+        return all(_only_grows(layer) for layer in self._cache.layers)
+
     def branch(self, batch: int = 1) -> Prefill:
         """Another that has seen the same, in each of `batch` rows; this one stays as it is."""
-        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
         twin = copy.copy(self._cache)
-        # These make new tensors when they grow; others change their own, and need a copy.
-        growing = (DynamicLayer, DynamicSlidingWindowLayer)
+        # What only grows makes new tensors; others change their own, and need a copy.
         twin.layers = [
-            copy.copy(layer) if type(layer) in growing else copy.deepcopy(layer)
+            copy.copy(layer) if _only_grows(layer) else copy.deepcopy(layer)
             for layer in self._cache.layers
         ]
         if batch > 1:

@@ -142,10 +142,13 @@ class _Runner:
         for group in groups:
             bench.advance = self._advance_at(group[0].longest)
             self.progress.start(_label(group[0], len(group) > 1))
+            failed = False
             try:
                 self._measure(bench, group)
             except Exception as error:
+                failed = True
                 self._fail(group, model, error)
+            if failed:  # and out of the handler: the error's frames held what was allocated
                 _free_device_memory()
 
     def run(self, groups: list[list[Pass]]) -> None:

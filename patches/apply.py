@@ -17,6 +17,7 @@ from patches.observe import attention_modules
 from patches.resolve import resolve
 from patches.rotary import LayerSelector, PatchedRotary
 from patches.scales import native_logit_scale_removed, warn_of_query_scale
+from patches.state import rotary_state_kept
 from patches.verify import verify_rotation
 
 _OTHER_MODALITIES = ("vision", "visual", "audio")
@@ -83,7 +84,7 @@ def applied(
             the layers cannot be separated, or the check fails. The model is then as it was.
     """
     if isinstance(patch, Native):
-        with _state_kept(model):
+        with rotary_state_kept(model):
             yield AppliedPatch(tables={}, layers_changed=())
         return
     geometries = _geometries(model, geometry)
@@ -104,25 +105,6 @@ def applied(
         else:
             layers_changed = _layers_of(model.config, layer_types, tables)
         yield AppliedPatch(tables=tables, layers_changed=layers_changed)
-
-
-@contextmanager
-def _state_kept(model: nn.Module) -> Iterator[None]:
-    """Undo what rotary modules that follow the length do to themselves.
-
-    Stock ``dynamic`` and ``longrope`` scaling keep the tables of the longest input so far, so that
-    a shorter one behind it would be measured with a longer one's.
-    """
-    modules = [m for m in model.modules() if "RotaryEmbedding" in type(m).__name__]
-    kept = [
-        (m, dict(m._buffers), {k: v for k, v in vars(m).items() if k[0] != "_"}) for m in modules
-    ]
-    try:
-        yield
-    finally:
-        for module, buffers, attributes in kept:
-            module._buffers.update(buffers)
-            vars(module).update(attributes)
 
 
 def _geometries(

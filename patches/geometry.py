@@ -12,6 +12,8 @@ from patches.base import FloatArray, PatchError, positive_number, whole_number
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+# Kinds of scaling in transformers whose tables are chosen by the length of each input.
+LENGTH_DEPENDENT = frozenset({"dynamic", "longrope", "su"})
 
 _ROTARY_KEYS = (
     "rope_parameters",

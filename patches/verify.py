@@ -21,6 +21,7 @@ from patches.layout import Output, call_rotary, replace_tables, same_tables
 from patches.observe import AttentionCall, Observer, observed, run_probe
 from patches.rotary import PatchedRotary
 from patches.scales import check_logit_scale
+from patches.state import rotary_state_kept
 
 
 def verify_rotation(
@@ -55,7 +56,7 @@ def verify_rotation(
     for rotary in rotaries.values():
         rotary.calls = []
     try:
-        with torch.no_grad(), observed(model) as observer:
+        with torch.no_grad(), rotary_state_kept(model), observed(model) as observer:
             run_probe(model, POSITIONS)
             _check_called(rotaries, tables)
             _check_seen(model, observer, layer_types)

@@ -89,19 +89,43 @@ def cohere() -> Any:
 
 
 def lfm2() -> Any:
-    """Attention in one layer of three, convolutions in the others; not one of `MODELS`."""
+    """Attention in one layer of three, convolutions in the others."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
-    config = Lfm2Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention", "conv"],
+    types = ["conv", "full_attention", "conv"]
+    return Lfm2ForCausalLM(Lfm2Config(**SHARED | {"num_hidden_layers": 3}, layer_types=types))
+
+
+def bamba() -> Any:
+    """State spaces beside attention; it counts a chunk's positions from zero if left alone."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    state = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+    shared = SHARED | {"num_hidden_layers": 3}
+    config = BambaConfig(**shared, **state, attn_layer_indices=[1], mamba_chunk_size=8)
+    return BambaForCausalLM(config)
+
+
+def recurrent_gemma() -> Any:
+    """A recurrence whose state does not go on from one chunk to the next."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    shared = SHARED | {"num_hidden_layers": 3, "intermediate_size": 96}
+    config = RecurrentGemmaConfig(**shared, lru_width=32, attention_window_size=64)
+    return RecurrentGemmaForCausalLM(config)
+
+
+def minimax() -> Any:
+    """Linear attention in two layers of three, in a cache that no other model takes."""
+    from transformers import MiniMaxConfig, MiniMaxForCausalLM
+
+    types = ["linear_attention", "full_attention", "linear_attention"]
+    shared = SHARED | {"num_hidden_layers": 3}
+    config = MiniMaxConfig(
+        **shared, layer_types=types, num_local_experts=2, num_experts_per_tok=1, block_size=16
     )
-    return Lfm2ForCausalLM(config)
+    config._experts_implementation = "eager"
+    return MiniMaxForCausalLM(config)
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -115,11 +139,19 @@ MODELS: dict[str, Callable[[], Any]] = {
     "cohere": cohere,
 }
 
+# Not all of their layers are attention.
+HYBRIDS: dict[str, Callable[[], Any]] = {
+    "lfm2": lfm2,
+    "bamba": bamba,
+    "recurrent_gemma": recurrent_gemma,
+    "minimax": minimax,
+}
+
 
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """A model with random weights, large enough that its attention is far from even."""
     torch.manual_seed(seed)
-    model = MODELS[name]().eval()
+    model = (MODELS | HYBRIDS)[name]().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "norm" in key:

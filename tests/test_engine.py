@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import harness
-from harness.engine import measure
+from harness.engine import AttentionSettings, measure
 from harness.errors import DataError, ModelError
 from harness.prefix import answer_logits
 from tests.models import MODELS, make_model, random_ids
@@ -100,9 +100,12 @@ def test_nan_is_passed_on():
     model, ids = make_model("llama", 0), random_ids(0, 20)
     with torch.no_grad():
         model.model.embed_tokens.weight[ids[0, 10]] = float("nan")
-    losses = harness.token_nll(model, ids)
-    assert np.isfinite(losses[:9]).all() or np.isnan(losses[:9]).any()
-    assert np.isnan(losses[10:]).all()
+    result = measure(model, ids, attention=AttentionSettings(), chunk_tokens=10)
+    assert np.isfinite(result.nll[:9]).all()
+    assert np.isnan(result.nll[10:]).all()
+    entropy = result.attention.values["entropy_nats"]
+    assert np.isfinite(entropy[:, :, :10]).all()
+    assert np.isnan(entropy[:, :, 10:]).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "cohere"])

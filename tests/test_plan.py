@@ -126,6 +126,20 @@ def test_a_native_scaling_that_follows_the_length_has_a_pass_a_length(tiny_folde
     assert len(make_plan(sweep_of(copy, methods=methods), copy).passes) == 2
 
 
+def test_layers_that_keep_such_a_scaling_have_a_pass_a_length_too(tmp_path, zoo_tokenizer):
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    from tests.models import SHARED
+
+    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = Gemma2Config(**SHARED, sliding_window=11, rope_parameters=parameters)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    zoo_tokenizer.save_pretrained(tmp_path)
+    for layers, passes in ((["full_attention"], 2), (["full_attention", "sliding_attention"], 1)):
+        methods = [{"kind": "linear", "factor": 2, "layers": layers}]
+        assert len(make_plan(sweep_of(tmp_path, methods=methods), tmp_path).passes) == passes
+
+
 def test_cells_keep_the_order_of_the_file(tiny_folder):
     methods = [{"kind": "yarn"}, {"kind": "native"}, {"kind": "linear"}, {"kind": "none"}]
     plan = make_plan(sweep_of(tiny_folder, methods=methods), tiny_folder)

@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 
 from harness.passkey import PasskeyPrompt
-from harness.prefill import follows_length, most_rows
-from harness.prefix import SharedPrefix, running
+from harness.prefill import most_rows
+from harness.prefix import SharedPrefix, can_share, running
 from harness.rows import PASSKEY
 
 Ids = npt.NDArray[np.int64]
@@ -61,29 +61,22 @@ def _groups(prompts: Sequence[PasskeyPrompt], share: bool) -> tuple[Ids, list[_G
     return haystack, sorted(groups, key=lambda group: group.shared_tokens)
 
 
-def greedy_answer(model: Any, prompt: PasskeyPrompt) -> torch.Tensor:
+def greedy_answer(prefix: SharedPrefix, prompt: PasskeyPrompt) -> torch.Tensor:
     """What greedy decoding puts where the answer belongs, with room for another way to split it.
 
-    Returns:
-        Token ids, shape ``(tokens,)``: enough for a space and a token a digit, unless it ends.
-    """
-    from transformers import GenerationConfig
+    Neither what a checkpoint ships for decoding nor its end of a text is heeded: a penalty on
+    repetition would forbid repeating a key.
 
-    device = next(model.parameters()).device
+    Args:
+        prefix: First tokens of the prompt, none of the answer's.
+        prompt: The whole.
+
+    Returns:
+        Token ids, shape ``(tokens,)``: enough for a space and a token a digit.
+    """
     start = len(prompt.input_ids) - prompt.answer_tokens
-    ids = torch.from_numpy(prompt.input_ids[:start])[None].to(device)
-    # What a checkpoint ships would be merged in: a penalty on repetition forbids repeating a key.
-    own = model.generation_config
-    model.generation_config = GenerationConfig(
-        max_new_tokens=len(prompt.answer) + 1, do_sample=False, num_beams=1, pad_token_id=0
-    )
-    try:
-        with running(model):
-            out = model.generate(ids, attention_mask=torch.ones_like(ids))
-    finally:
-        model.generation_config = own
-    answer: torch.Tensor = out[0, start:].cpu()
-    return answer
+    ids = torch.from_numpy(prompt.input_ids[prefix.num_tokens : start])[None]
+    return prefix.greedy(ids, len(prompt.answer) + 1)
 
 
 def _read(tokenizer: Any, tokens: torch.Tensor, prompt: PasskeyPrompt) -> str:
@@ -115,14 +108,18 @@ def _splits_otherwise(
 
 
 def _score(
-    model: Any, tokenizer: Any, prompt: PasskeyPrompt, logits: torch.Tensor, generate: bool
+    prefix: SharedPrefix,
+    tokenizer: Any,
+    prompt: PasskeyPrompt,
+    logits: torch.Tensor,
+    generate: bool,
 ) -> dict[str, Any]:
     """One row; `logits` has shape ``(answer_tokens, vocabulary)``."""
     answer = torch.from_numpy(prompt.input_ids[-prompt.answer_tokens :])
     losses = torch.log_softmax(logits.double(), -1).gather(1, answer[:, None])
     guess = logits.argmax(-1)
     if generate or _splits_otherwise(tokenizer, prompt, answer, guess):
-        guess = greedy_answer(model, prompt)
+        guess = greedy_answer(prefix, prompt)
     text = _read(tokenizer, guess, prompt)
     return {
         "depth": prompt.depth,
@@ -158,8 +155,7 @@ def passkey_rows(
         prompts: All of one length.
         distractors: Noted in the rows.
         generate: Decode greedily instead of comparing argmaxes.
-        share: Whether the haystack may run once; it never does where the model's own scaling would
-            take other tables for a prefix than for the whole.
+        share: Whether the haystack may run once, where `can_share` holds.
         batch_tokens: Tokens behind the shared haystack in one forward pass, at most (one prompt
             at least).
         chunk_tokens: Tokens that run at once; None for as many as a budget of memory holds.
@@ -167,7 +163,7 @@ def passkey_rows(
     Yields:
         A table per batch, indexed by the prompts' numbers; columns as in ``rows.PASSKEY``.
     """
-    haystack, groups = _groups(prompts, share and not follows_length(model))
+    haystack, groups = _groups(prompts, share and can_share(model))
     prefix = SharedPrefix(model, chunk_tokens)
     for group in groups:
         with running(model):
@@ -196,9 +192,8 @@ def _batch_rows(
     size = ids.shape[1]
     with running(model):
         logits = prefix.logits_behind(ids, torch.arange(size - answer - 1, size - 1)).cpu()
-    return pd.DataFrame(
-        [
-            _score(model, tokenizer, prompt, row, generate)
+        rows = [
+            _score(prefix, tokenizer, prompt, row, generate)
             for prompt, row in zip(prompts, logits, strict=True)
         ]
-    )
+    return pd.DataFrame(rows)

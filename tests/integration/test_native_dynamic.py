@@ -3,11 +3,14 @@
 import json
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 
 import harness
 from harness.models import load_model
+from harness.passkey import PasskeyTask
+from harness.probes.passkey import passkey_rows
 from harness.spec import ModelSpec, sweep_from_dict
 from patches import Native, applied
 from tests.models import random_ids
@@ -30,11 +33,24 @@ def test_a_long_input_leaves_nothing_behind(folder):
     model = load_model(ModelSpec(path=str(folder), device="cpu"))
     before = model.model.rotary_emb.inv_freq.clone()
     with applied(model, Native()):
-        harness.token_nll(model, long)
+        model(long)  # what a user runs there is undone behind it
         assert not torch.equal(model.model.rotary_emb.inv_freq, before)
     assert torch.equal(model.model.rotary_emb.inv_freq, before)
-    with applied(model, Native()):
-        assert (harness.token_nll(model, short) == fresh).all()
+    assert not (harness.token_nll(model, long)[:39] == fresh).all()
+    assert torch.equal(model.model.rotary_emb.inv_freq, before)
+    assert (harness.token_nll(model, short) == fresh).all()
+
+
+def test_decoding_one_trial_leaves_nothing_to_the_next(folder, zoo_tokenizer):
+    model = load_model(ModelSpec(path=str(folder), device="cpu"))
+    task = PasskeyTask(zoo_tokenizer, digits=5, distractors=0, seed=0)
+    prompts = [task.prompt(200, 0.5, 0, trial) for trial in range(3)]
+
+    def decoded(some):
+        rows = passkey_rows(model, zoo_tokenizer, some, distractors=0, generate=True)
+        return pd.concat(list(rows))[["predicted", "answer_nll_nats"]].to_numpy().tolist()
+
+    assert decoded(prompts) == [row for prompt in prompts for row in decoded([prompt])]
 
 
 def test_a_sweep_is_a_run_per_length(folder, tmp_path):

@@ -46,6 +46,21 @@ class TestLayerTypes:
             assert set(found.tables) == {layer_type}
             assert torch.equal(logits(model, 200), wanted)
 
+    @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+    def test_the_check_leaves_no_length_in_tables_that_are_kept(self, kind: str) -> None:
+        parameters: dict[str, Any] = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}
+        if kind == "longrope":
+            rotary = make_model("gemma2").model.rotary_emb
+            size = rotary.inv_freq.numel()
+            parameters |= {"short_factor": [1.0] * size, "long_factor": [3.0] * size}
+            parameters["original_max_position_embeddings"] = 64
+        model = make_model("gemma2", parameters)
+        part = Linear(factor=4, layers=("sliding_attention",))
+        with applied(model, part, verify=False):
+            wanted = logits(model, 40)
+        with unchanged(model), applied(model, part):
+            assert torch.equal(logits(model, 40), wanted)
+
     def test_all_of_the_layers_that_share_a_module(self) -> None:
         model = make_model("gemma2")
         both = Linear(factor=4, layers=("full_attention", "sliding_attention"))

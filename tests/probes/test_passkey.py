@@ -10,7 +10,7 @@ from harness.prefix import answer_logits
 from harness.probes.passkey import _groups, _score, passkey_rows
 from harness.rows import PASSKEY
 from patches import Linear, YaRN, applied
-from tests.models import MODELS, make_model, random_ids
+from tests.models import HYBRIDS, MODELS, make_model, random_ids
 
 
 def prompts_of(tokenizer, length, depths=3, trials=2, **changes):
@@ -110,7 +110,7 @@ def test_chunks_change_no_trial(llama_10k, zoo_tokenizer, chunk):
     pd.testing.assert_frame_equal(whole, chunked, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", [*MODELS, *HYBRIDS])
 def test_logits_behind_a_shared_prefix_are_those_of_the_whole(name):
     model = make_model(name, 0)
     ids = random_ids(0, 40, batch=3)
@@ -133,20 +133,20 @@ class Words:
         return torch.tensor([self.words.index(w) for w in words])
 
 
-class Decoder(torch.nn.Module):
-    """A stand-in for a model: argmaxes are given, and so is what greedy decoding would say."""
+class Decoder:
+    """A stand-in for a prefix: what greedy decoding would say is given."""
+
+    num_tokens = 1
 
     def __init__(self, decoded):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.generation_config = None
         self.decoded = decoded
         self.calls = 0
 
-    def generate(self, ids, attention_mask):
+    def greedy(self, ids, num_tokens):
         self.calls += 1
-        assert self.generation_config.max_new_tokens == 6
-        return torch.cat([ids, self.decoded[None]], 1)
+        assert ids.tolist() == [[4, 4]]  # behind the prefix and before the answer
+        assert num_tokens == 6
+        return self.decoded
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,11 @@ def test_the_right_digits_in_other_tokens_are_a_hit_if_decoding_confirms_them(
     tokenizer = Words()
     ids = np.concatenate([[4, 4, 4], tokenizer.ids("12", "345").numpy()])
     prompt = PasskeyPrompt(input_ids=ids, answer_tokens=2, answer="12345", depth=0.5, trial=0)
-    model = Decoder(tokenizer.ids(*decoded))
+    prefix = Decoder(tokenizer.ids(*decoded))
     logits = torch.nn.functional.one_hot(tokenizer.ids(*guess), 11).float()
-    row = _score(model, tokenizer, prompt, logits, generate=False)
+    row = _score(prefix, tokenizer, prompt, logits, generate=False)
     assert row["correct"] is hit
-    assert model.calls == decodes
-    assert model.generation_config is None
+    assert prefix.calls == decodes
 
 
 def test_decoding_is_greedy_whatever_the_checkpoint_prefers(llama_10k, zoo_tokenizer, monkeypatch):
