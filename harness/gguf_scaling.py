@@ -56,8 +56,10 @@ def _read_scaling(path: Path, size: int, modified_ns: int) -> dict[str, Any] | N
     if longrope:
         raise _refusal(path, f"LongRoPE's factors ({', '.join(longrope)})")
     fields = reader.fields
-    old = {"factor": fields[n].contents() for n in fields if n.endswith(_OLD_FACTOR)}
-    keys = old | {n.split(_PREFIX, 1)[1]: fields[n].contents() for n in fields if _PREFIX in n}
+    keys = {n.split(_PREFIX, 1)[1]: fields[n].contents() for n in fields if _PREFIX in n}
+    for name in fields:
+        if name.endswith(_OLD_FACTOR):
+            keys.setdefault("factor", fields[name].contents())
     if float(keys.get(_LOG_MULTIPLIER) or 0) != 0:
         # DeepSeek's: it changes the scale of the attention logits, which is no rotary parameter.
         raise _refusal(path, f"a scale of attention ({_LOG_MULTIPLIER} {keys[_LOG_MULTIPLIER]:g})")
