@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from patches.base import PatchError, RopePatch, RopeTables
+from patches.check import check_rotation
 from patches.geometry import RopeGeometry, layer_types_of
 from patches.layout import detect_layout
 from patches.native import Native
@@ -18,7 +19,6 @@ from patches.resolve import resolve
 from patches.rotary import LayerSelector, PatchedRotary
 from patches.scales import native_logit_scale_removed, warn_of_query_scale
 from patches.state import rotary_state_kept
-from patches.verify import verify_rotation
 
 _OTHER_MODALITIES = ("vision", "visual", "audio")
 
@@ -74,7 +74,8 @@ def applied(
         context_length: Tokens in the whole evaluated sequence, those still to be generated
             included. Needed where the tables depend on it.
         geometry: In place of what the config says, with the same keys.
-        verify: Whether to check, in a short forward pass, that each layer is rotated as meant.
+        verify: Whether to check that each layer is rotated as meant: in a short forward pass the
+            first time that a model is patched in some way, by the tables' numbers afterwards.
 
     Yields:
         The tables in use and the layers they changed.
@@ -101,7 +102,8 @@ def applied(
         if selective:
             undo.callback(_select(model, new, layer_types or (), tables).remove)
         if verify:
-            layers_changed = verify_rotation(model, new, tables, layer_types)
+            originals = [place.module for place in places]
+            layers_changed = check_rotation(model, originals, new, tables, layer_types)
         else:
             layers_changed = _layers_of(model.config, layer_types, tables)
         yield AppliedPatch(tables=tables, layers_changed=layers_changed)
@@ -126,10 +128,10 @@ def _find(model: nn.Module) -> list[_Place]:
     places: dict[int, _Place] = {}
     for parent_path, parent in model.named_modules():
         for name, child in parent._modules.items():
-            path = f"{parent_path}.{name}".lstrip(".")
             kind = type(child).__name__
             if "RotaryEmbedding" not in kind and not isinstance(child, PatchedRotary):
                 continue
+            path = f"{parent_path}.{name}".lstrip(".")
             if any(word in f"{path} {kind}".lower() for word in _OTHER_MODALITIES):
                 continue
             place = places.setdefault(id(child), _Place(path, child))

@@ -5,11 +5,15 @@ Shape suffixes: b batch, h heads, n positions, d size of a head, r half the rota
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from patches.base import RopeTables
+from patches.layout import Output, RotaryLayout
 from patches.observe import AttentionCall
 
 POSITIONS = (0, 1, 2, 5, 17, 61, 257, 1021)
@@ -24,6 +28,24 @@ class Expected:
     sin_nr: Tensor
     scale: float
     changed: bool
+
+
+def expected_of(tables: RopeTables, positions: Sequence[int]) -> Expected:
+    """What tables turn by at some positions, in numpy."""
+    angles = np.outer(np.asarray(positions, dtype=np.float64), tables.inv_freq)
+    scale = tables.attention_factor
+    cos_nr, sin_nr = (torch.from_numpy(turn(angles) * scale) for turn in (np.cos, np.sin))
+    return Expected(cos_nr, sin_nr, scale, changed=True)
+
+
+def table_error(layout: RotaryLayout, output: Output, want: Expected) -> tuple[float, float]:
+    """How far a rotary module's output is from what is wanted, and how far it may be."""
+    cos_bnr, sin_bnr = layout.unpack(output)
+    dtype = output[0].dtype if isinstance(output, tuple) else torch.float32
+    error = max(
+        float((cos_bnr[0] - want.cos_nr).abs().max()), float((sin_bnr[0] - want.sin_nr).abs().max())
+    )
+    return error, want.scale * (torch.finfo(dtype).eps + ANGLE_ERROR)
 
 
 def is_rotated(

@@ -98,7 +98,8 @@ def detect_layout(module: nn.Module, layer_type: str | None, rotary_dim: int) ->
     device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
     if device.type == "meta":
         raise PatchError(f"{name} holds no numbers: the model's weights are not loaded")
-    probe = copy.deepcopy(module)
+    config = getattr(module, "config", None)
+    probe = copy.deepcopy(module, {id(config): config})  # large, and read only
     positions = torch.tensor([_PROBE_POSITIONS], device=device)
     hidden = torch.zeros((1, len(_PROBE_POSITIONS), rotary_dim), device=device)
     try:

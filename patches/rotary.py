@@ -46,8 +46,10 @@ class PatchedRotary(nn.Module):
         """Take the place of ``original``; see the attributes of the class."""
         super().__init__()
         # A copy, so that the model's own module and its state stay untouched. In a tuple, so that
-        # it is no child: not moved, cast or found with the model's modules.
-        self._original = (copy.deepcopy(original),)
+        # it is no child: not moved, cast or found with the model's modules. The config is shared:
+        # it is large, and read only.
+        config = getattr(original, "config", None)
+        self._original = (copy.deepcopy(original, {id(config): config}),)
         self.tables = dict(tables)
         self.layouts = dict(layouts)
         self.selective = selective
@@ -88,11 +90,11 @@ class PatchedRotary(nn.Module):
             return self.unrotated(x, position_ids, layer_type)
         if self.selective:
             kept = call_rotary(self.original, x, position_ids, layer_type)
-            self.latest = (kept, self._new(x, position_ids, next(iter(self.tables))))
+            self.latest = (kept, self.method_tables(x, position_ids, next(iter(self.tables))))
             return kept
         key = layer_type if layer_type in self.tables else None
         if key in self.tables:
-            return self._new(x, position_ids, key)
+            return self.method_tables(x, position_ids, key)
         return call_rotary(self.original, x, position_ids, layer_type)
 
     def layout(self, layer_type: str | None) -> RotaryLayout:
@@ -107,7 +109,8 @@ class PatchedRotary(nn.Module):
         angles_bnr = torch.zeros((*position_ids.shape, size), device=x.device)
         return self.layout(layer_type).pack(angles_bnr, scale, x.dtype)
 
-    def _new(self, x: Tensor, position_ids: Tensor, key: str | None) -> Output:
+    def method_tables(self, x: Tensor, position_ids: Tensor, key: str | None) -> Output:
+        """The method's cosines and sines for a key of ``tables``; else as in ``forward``."""
         tables = self.tables[key]
         where = (key, x.device)
         if where not in self._inv_freq:

@@ -6,16 +6,15 @@ Shape suffixes: b batch, h heads, n positions, d size of a head, r half the rota
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from patches.base import PatchError, RopeTables
-from patches.compare import ANGLE_ERROR, POSITIONS, Expected, close, is_rotated
+from patches.compare import POSITIONS, Expected, close, expected_of, is_rotated, table_error
 from patches.geometry import FULL_ATTENTION, SLIDING_ATTENTION
 from patches.layout import Output, call_rotary, replace_tables, same_tables
 from patches.observe import AttentionCall, Observer, observed, run_probe
@@ -24,12 +23,27 @@ from patches.scales import check_logit_scale
 from patches.state import rotary_state_kept
 
 
+@dataclass(frozen=True)
+class Verified:
+    """What a forward pass showed.
+
+    Attributes:
+        layers_changed: The layers that are rotated by the new tables. Layers that do not rotate
+            are not among them.
+        normalising: Those that normalise queries and keys after the rotation, so that a scale in
+            the tables has no effect.
+    """
+
+    layers_changed: tuple[int, ...]
+    normalising: tuple[int, ...]
+
+
 def verify_rotation(
     model: nn.Module,
     rotaries: Mapping[str, PatchedRotary],
     tables: Mapping[str | None, RopeTables],
     layer_types: Sequence[str] | None,
-) -> tuple[int, ...]:
+) -> Verified:
     """Check in a real forward pass that each layer is rotated as meant.
 
     For every layer: the tables that its attention was given are the method's, computed anew in
@@ -46,13 +60,13 @@ def verify_rotation(
         layer_types: The type of each layer, if the config says.
 
     Returns:
-        The layers that are rotated by the new tables. Layers that do not rotate are not among
-        them.
+        What was found.
 
     Raises:
         PatchError: If a layer is rotated otherwise, or it cannot be told.
     """
     changed: set[int] = set()
+    normalising: set[int] = set()
     for rotary in rotaries.values():
         rotary.calls = []
     try:
@@ -62,16 +76,19 @@ def verify_rotation(
             _check_seen(model, observer, layer_types)
             for call in list(observer.calls):
                 kind = _type_of(call.layer, layer_types)
-                if _check_layer(observer, call, kind, rotaries, tables):
+                found, normalises = _check_layer(observer, call, kind, rotaries, tables)
+                if found:
                     check_logit_scale(call, model.config)
                     changed.add(call.layer)
+                if normalises:
+                    normalising.add(call.layer)
     finally:
         for rotary in rotaries.values():
             rotary.calls = None
             rotary.latest = None
     if not changed:
         raise PatchError("no layer of the model is rotated by the new tables")
-    return tuple(sorted(changed))
+    return Verified(tuple(sorted(changed)), tuple(sorted(normalising)))
 
 
 def _type_of(layer: int, layer_types: Sequence[str] | None) -> str | None:
@@ -109,15 +126,15 @@ def _check_layer(
     kind: str | None,
     rotaries: Mapping[str, PatchedRotary],
     tables: Mapping[str | None, RopeTables],
-) -> bool:
-    """Check one layer; whether it is rotated by new tables."""
+) -> tuple[bool, bool]:
+    """Check one layer: whether it is rotated by new tables, and normalises after a scaled turn."""
     rotary, given = _tables_given(call, rotaries)
     expected = _expected(rotary, kind, tables, call.query_bhnd.dtype)
     if given is not None:
         _check_given(call, rotary, given, kind, expected)
     elif not _inside(call.module, rotary):
         _check_still(observer, call, call.args, call.kwargs, rotaries)
-        return False
+        return False, False
     args, kwargs = _without_rotation(call, rotary, given, kind, 1.0)
     _check_still(observer, call, args, kwargs, rotaries)
     # An attention that normalises after rotating undoes any scale, so the same scale is tried
@@ -126,23 +143,13 @@ def _check_layer(
         args, kwargs = _without_rotation(call, rotary, given, kind, scale)
         plain = _call_again(observer, call, args, kwargs, rotaries)
         if is_rotated(call, plain, expected, expected.scale / scale):
-            if scale != 1.0:
-                _warn_of_normalisation(call)
-            return expected.changed
+            return expected.changed, scale != 1.0
         if close(call.query_bhnd, plain[0]) and close(call.key_bhnd, plain[1]):
-            return False
+            return False, False
         if given is None:
             break
     raise PatchError(
         f"layer {call.layer}: its queries and keys are not rotated by the meant angles"
-    )
-
-
-def _warn_of_normalisation(call: AttentionCall) -> None:
-    warnings.warn(
-        f"layer {call.layer} normalises queries and keys after their rotation, so an attention "
-        "factor has no effect there",
-        stacklevel=6,
     )
 
 
@@ -178,11 +185,7 @@ def _expected(
     positions = (own or [calls[0][1]])[0]
     key = kind if kind in tables else None
     if key in tables:
-        where = positions[0].cpu().numpy().astype(np.float64)
-        angles = np.outer(where, tables[key].inv_freq)
-        scale = tables[key].attention_factor
-        cos_nr, sin_nr = (torch.from_numpy(turn(angles) * scale) for turn in (np.cos, np.sin))
-        return Expected(cos_nr, sin_nr, scale, changed=True)
+        return expected_of(tables[key], positions[0].tolist())
     named = kind if any(called is not None for called, _, _ in calls) else None
     hidden = torch.zeros((1, positions.shape[-1], 1), dtype=dtype, device=positions.device)
     own_output = call_rotary(copy.deepcopy(rotary.original), hidden, positions, named)
@@ -195,12 +198,7 @@ def _check_given(
     call: AttentionCall, rotary: PatchedRotary, given: Output, kind: str | None, want: Expected
 ) -> None:
     """The tables that came in must be the meant ones."""
-    cos_bnr, sin_bnr = rotary.layout(kind).unpack(given)
-    dtype = given[0].dtype if isinstance(given, tuple) else torch.float32
-    tolerance = want.scale * (torch.finfo(dtype).eps + ANGLE_ERROR)
-    error = max(
-        float((cos_bnr[0] - want.cos_nr).abs().max()), float((sin_bnr[0] - want.sin_nr).abs().max())
-    )
+    error, tolerance = table_error(rotary.layout(kind), given, want)
     if not error <= tolerance:
         raise PatchError(
             f"layer {call.layer}: its attention is given other rotary tables than meant (off by "

@@ -72,7 +72,7 @@ class TestLatentAttention:
         with unchanged(model), pytest.raises(KeyboardInterrupt), applied(model, YaRN(factor=4)):
             raise KeyboardInterrupt
         assert scalings(model) == before
-        monkeypatch.setattr("patches.apply.verify_rotation", lambda *_: 1 / 0)
+        monkeypatch.setattr("patches.apply.check_rotation", lambda *_: 1 / 0)
         with unchanged(model), pytest.raises(ZeroDivisionError), applied(model, YaRN(factor=4)):
             pytest.fail("the context was entered")
         assert scalings(model) == before
