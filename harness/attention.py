@@ -65,7 +65,7 @@ class _Recorder:
     seen: set[tuple[int, int]] = field(default_factory=set)
 
     def positions_in(self, mask: TileMask) -> Tensor:
-        """The measured positions among the queries of a call."""
+        """The measured positions among the queries of a call, on the CPU."""
         start, stop = mask.query_offset, mask.query_offset + len(mask.starts)
         low, high = np.searchsorted(self.positions, [start, stop])
         return torch.from_numpy(self.positions[low:high])
@@ -86,7 +86,7 @@ class _Recorder:
                 LayerStatistics(
                     layer=index,
                     layer_type=self.layer_types[index] if known else FULL_ATTENTION,
-                    positions=positions.cpu().numpy(),
+                    positions=positions.numpy(),
                     values={
                         n: value.flatten(0, 1).cpu().double().numpy() for n, value in found.items()
                     },
@@ -146,7 +146,7 @@ class _Call:
 
     def run(self, module: Any, recorder: _Recorder) -> Tensor:
         """Measure what is wanted; the output ``(B, H, L, E)``."""
-        positions = recorder.positions_in(self.mask).to(self.query.device)
+        positions = recorder.positions_in(self.mask)
         if recorder.settings is not None:
             if len(self.query) != 1:
                 raise ModelError("attention statistics take one sequence at a time, not a batch")
@@ -202,7 +202,7 @@ class _Call:
         """The output where no fused operator knows the mask or the scores."""
         rows = []
         start = self.mask.query_offset
-        positions = torch.arange(start, start + self.query.shape[2], device=self.query.device)
+        positions = torch.arange(start, start + self.query.shape[2])
         for row in range(len(self.query)):
             call = self._laid_out(row, True)
             out = call.columns.new_empty(*call.query.shape[:3], self.value.shape[-1])

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from harness.layer_call import on_cpu
 from harness.masks import TileMask
 
 _BLOCK_QUERIES = (64, 512)  # of a window, at least and at most
-_HALF = (torch.float16, torch.bfloat16)
 
 Attended = tuple[Tensor, Tensor | None]  # output (B, H, L, D) and log-sum-exp (B, H, L), if known
 
@@ -51,6 +51,9 @@ def fused_output(
     sinks_unknown = sinks is not None and not on_cpu(query)
     if mask.kind not in ("causal", "window") or width > size or sinks_unknown:
         return None
+    behind_cache = mask.kind == "causal" and 1 < query.shape[2] < key.shape[2]
+    if behind_cache and query.device.type not in ("cpu", "cuda"):
+        return None  # on Apple's, say, PyTorch would make the whole mask
     if width < size:  # latent attention: the operators want one size
         value = pad(value, (0, size - width))
     if mask.kind == "causal":
@@ -69,12 +72,12 @@ def _attend(
 ) -> Attended:
     """One call of a fused operator; `mask` is bool, ``(L, S)``."""
     if on_cpu(query):
-        bias = None
+        added = None
         if mask is not None:
-            bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-            bias = bias[None, None]
+            added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+            added = added[None, None]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=bias, scale=scaling
+            query, key, value, 0.0, causal, attn_mask=added, scale=scaling
         )
         return out, lse
     return _operator(query, key, value, scaling, mask, causal), None
@@ -85,8 +88,9 @@ def _operator(
 ) -> Tensor:
     """PyTorch's own choice of operator; `mask` as it takes it."""
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and query.dtype not in _HALF:
-        # The operators for full precision want as many key heads as query heads.
+    if groups > 1 and not _flash_takes(query, key, value, mask, causal):
+        # The other operators want as many key heads as query heads; without them PyTorch would
+        # fall back to all scores at once.
         key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     return scaled_dot_product_attention(
         query,
@@ -99,6 +103,14 @@ def _operator(
     )
 
 
+def _flash_takes(query: Tensor, key: Tensor, value: Tensor, mask: Any, causal: bool) -> bool:
+    """Whether PyTorch would choose its flash operator, which knows groups of heads."""
+    if mask is not None and not isinstance(mask, CausalBias):
+        return False
+    given = SDPAParams(query, key, value, None, 0.0, causal, True)
+    return bool(can_use_flash_attention(given))
+
+
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Attended:
     tokens, keys = query.shape[2], key.shape[2]
     if tokens == keys:
@@ -107,8 +119,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Attend
         return _attend(query, key, value, scaling, None, False)
     if not on_cpu(query):
         # They know the causal mask that is aligned at its end.
-        bias = causal_lower_right(tokens, keys)
-        return _operator(query, key, value, scaling, bias, False), None
+        aligned = causal_lower_right(tokens, keys)
+        return _operator(query, key, value, scaling, aligned, False), None
     past = keys - tokens
     far, far_lse = _attend(query, key[:, :, :past], value[:, :, :past], scaling, None, False)
     near, near_lse = _attend(query, key[:, :, past:], value[:, :, past:], scaling, None, True)

@@ -75,9 +75,11 @@ class TileMask:
         self.kind, self.window = self._classify(queries.cpu()) if runs else ("other", 0)
 
     def _seen(self, queries: Tensor, keys: Tensor) -> Tensor:
-        zero = queries.new_zeros(())
-        seen: Tensor = self._predicate(zero, zero, queries, keys)
-        return seen.expand_as(queries + keys)
+        # Layers may be spread over devices; the rule's own tensors are on one.
+        zero = torch.zeros((), dtype=queries.dtype, device=self._device)
+        there = queries.to(self._device), keys.to(self._device)
+        seen: Tensor = self._predicate(zero, zero, *there)
+        return seen.to(queries.device).expand_as(queries + keys)
 
     def _first_visible(self, queries: Tensor) -> Tensor:
         """The first key that each query sees, if what it sees is a run that ends with its own."""

@@ -224,8 +224,12 @@ def pick_device(wanted: str) -> str:
 
 
 def devices_of(model: Any) -> list[Any]:
-    """The devices that a model's parameters are on, in the order in which they come."""
-    return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
+    """The devices that a model's parameters are on, in the order in which they come.
+
+    Those that accelerate keeps elsewhere and brings when they are needed are on none.
+    """
+    devices = dict.fromkeys(parameter.device for parameter in model.parameters())
+    return [device for device in devices if device.type != "meta"]
 
 
 def check_device(spec: ModelSpec) -> None:

@@ -101,6 +101,7 @@ class SharedPrefix:
             float32 (float64 if the model is), shape ``(B, P, V)``.
         """
         ids = known_tokens(self._model, input_ids)
+        positions = positions.cpu()  # where they may index what lies on any device
         if self.num_tokens and len(ids) > 1 and not self._prefill.can_widen:
             return torch.cat([self.logits_behind(row[None], positions) for row in ids])
         chunk = self._chunk(len(ids), ids.shape[1])
@@ -110,7 +111,6 @@ class SharedPrefix:
             outputs = self._prefill.branch(len(ids)).outputs(ids, chunk)
         parts = []
         for start, output in outputs:
-            # On the CPU, where it may index what lies on any device.
             at = positions[(positions >= start) & (positions < start + chunk)] - start
             if len(at):
                 parts.append(head_logits(self._model, ids[:, start : start + chunk], output, at))

@@ -63,6 +63,21 @@ class _Sums:
             self.values.addcmul_(scale[..., None], old.values)
 
 
+@dataclass(frozen=True, eq=False)
+class _Tile:
+    """Queries that are worked on together.
+
+    Attributes:
+        queries: Their positions, int64 ``(T,)``, ascending, where the keys are.
+        first: The first of them; known without asking a GPU, which would have to be waited for.
+        last: The last of them.
+    """
+
+    queries: Tensor
+    first: int
+    last: int
+
+
 def _blocks(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
     """Cut a range into even blocks of at most a size."""
     number = -(-(last - first) // size)
@@ -71,17 +86,18 @@ def _blocks(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
         yield first + span * index // number, first + span * (index + 1) // number
 
 
-def _stream(call: LayerCall, queries: Tensor, local_window: int, workers: TileWorkers) -> _Sums:
-    """Sums over all keys that some queries, given by their positions, see."""
+def _stream(call: LayerCall, tile: _Tile, local_window: int, workers: TileWorkers) -> _Sums:
+    """Sums over all keys that a tile's queries see."""
     mask = call.mask
-    first, last = mask.first_visible(int(queries[0])), int(queries[-1]) + 1
-    rows = queries - mask.query_offset
-    contiguous = int(rows[-1] - rows[0]) + 1 == len(rows)
-    at = slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
+    first, last = mask.first_visible(tile.first), tile.last + 1
+    contiguous = last - tile.first == len(tile.queries)
+    begin = tile.first - mask.query_offset
+    rows = tile.queries - mask.query_offset
+    at = slice(begin, begin + len(rows)) if contiguous else rows
     flat = call.query[:, :, at].flatten(1, 2).to(call.dtype) * call.scaling
     sums: _Sums | None = None
     for low, high in _blocks(first, last, call.block):
-        new = _block(call, flat, queries, (low, high), local_window, workers, sums)
+        new = _block(call, flat, tile, (low, high), local_window, workers, sums)
         # Counted back from the tile's last key, so that single precision resolves the position.
         new.back.add_(new.total, alpha=low - last)
         if sums is not None:
@@ -94,7 +110,7 @@ def _stream(call: LayerCall, queries: Tensor, local_window: int, workers: TileWo
 def _block(
     call: LayerCall,
     flat: Tensor,
-    queries: Tensor,
+    tile: _Tile,
     keys: tuple[int, int],
     local_window: int,
     workers: TileWorkers,
@@ -109,16 +125,16 @@ def _block(
     scores = torch.bmm(flat, keys_of, out=workers.scratch("scores", shape, flat))
     if call.softcap is not None:
         scores.div_(call.softcap).tanh_().mul_(call.softcap)
-    z = scores.view(*call.query.shape[:2], len(queries), high - low)
-    _hide(mask, z, queries, low, high)
+    z = scores.view(*call.query.shape[:2], len(tile.queries), high - low)
+    _hide(mask, z, tile, low, high)
     peak = z.amax(-1)
     peak = peak if old is None else torch.maximum(peak, old.peak)
     z.sub_(peak[..., None])
     e = torch.exp(z, out=workers.scratch("weights", tuple(z.shape), flat))
     near = None
-    if high > int(queries[0]) - local_window + 1:
-        positions = torch.arange(low, high, device=queries.device)
-        inside = positions > queries[:, None] - local_window
+    if high > tile.first - local_window + 1:
+        positions = torch.arange(low, high, device=flat.device)
+        inside = positions > tile.queries[:, None] - local_window
         near = torch.linalg.vecdot(e, inside.to(e.dtype).expand_as(e))
     flat_e = e.flatten(1, 2)
     values = None
@@ -134,21 +150,21 @@ def _block(
     )
 
 
-def _hide(mask: TileMask, z: Tensor, queries: Tensor, low: int, high: int) -> None:
+def _hide(mask: TileMask, z: Tensor, tile: _Tile, low: int, high: int) -> None:
     """Put scores out of sight; what all queries see is not touched."""
-    first = int(queries[0])
-    if mask.kind != "other" and mask.first_visible(int(queries[-1])) <= low:
+    first = tile.first
+    if mask.kind != "other" and mask.first_visible(tile.last) <= low:
         # Nothing is hidden but what comes after a query.
         if high <= first + 1:
             return
         z, low = z[..., max(first + 1 - low, 0) :], max(low, first + 1)
-    positions = torch.arange(low, high, device=queries.device)
-    z.masked_fill_(~mask.visible(queries, positions), _HIDDEN)
+    positions = torch.arange(low, high, device=z.device)
+    z.masked_fill_(~mask.visible(tile.queries, positions), _HIDDEN)
 
 
-def _statistics(call: LayerCall, queries: Tensor, sums: _Sums) -> dict[str, Tensor]:
+def _statistics(call: LayerCall, tile: _Tile, sums: _Sums) -> dict[str, Tensor]:
     """The columns of a tile's queries, each ``(K, G, T)``."""
-    mask, total = call.mask, sums.total
+    mask, total, queries = call.mask, sums.total, tile.queries
     rows = queries - mask.query_offset
     query = call.query[:, :, rows].to(call.dtype) * call.scaling
     lse = sums.peak + total.log()
@@ -170,14 +186,14 @@ def _statistics(call: LayerCall, queries: Tensor, sums: _Sums) -> dict[str, Tens
 
     count = (queries - starts + 1).to(total.dtype)
     if mask.kind == "other":
-        keys = torch.arange(mask.key_offset, int(queries[-1]) + 1, device=queries.device)
+        keys = torch.arange(mask.key_offset, tile.last + 1, device=queries.device)
         count = mask.visible(queries, keys).sum(-1).to(total.dtype)
     entropy = total.log() - sums.moment / total
     assert sums.near is not None  # a query's own key is near
     sink = torch.zeros_like(total)
     if call.sinks is not None:
         sink = torch.sigmoid(call.sinks - lse)
-    last = int(queries[-1]) + 1
+    last = tile.last + 1
     return {
         "entropy_nats": entropy,
         "normalized_entropy": torch.where(count > 1, entropy / count.log(), torch.nan),
@@ -208,7 +224,7 @@ def attend(
 
     Args:
         call: The layer's queries, keys and values.
-        queries: int64 positions, ascending, ``(Q,)``.
+        queries: int64 positions, ascending, ``(Q,)``, on the CPU.
         workers: Who works on the tiles.
         output: ``(K, G, L, E)``; filled at the queries, which must then be a run.
         statistics: ``rows.STATISTICS`` to ``(K, G, Q)``.
@@ -217,16 +233,19 @@ def attend(
     key_heads = call.query.shape[0]
     full_tile = tile_rows(call)
 
-    def work(start: int, some: Tensor) -> None:
-        at = slice(start, start + len(some))
+    there = queries.to(call.query.device)
+
+    def work(start: int, stop: int) -> None:
+        at = slice(start, stop)
+        tile = _Tile(there[at], int(queries[start]), int(queries[stop - 1]))
         # A core works on one head at a time, in its cache, or on more of them if their queries are
         # few; a GPU on all.
-        step = max(1, full_tile // len(some)) if on_cpu(call.query) else key_heads
+        step = max(1, full_tile // (stop - start)) if on_cpu(call.query) else key_heads
         for head in range(0, key_heads, step):
             part = call.heads(head, head + step)
-            sums = _stream(part, some, local_window, workers)
+            sums = _stream(part, tile, local_window, workers)
             if statistics is not None:
-                found = _statistics(part, some, sums)
+                found = _statistics(part, tile, sums)
                 for name in STATISTICS:
                     statistics[name][head : head + step, :, at] = found[name]
             if output is not None:
@@ -234,12 +253,12 @@ def attend(
                 total = sums.total
                 if part.sinks is not None:
                     total = total + (part.sinks - sums.peak).exp()
-                first = int(some[0]) - call.mask.query_offset
-                rows = slice(first, first + len(some))
+                first = tile.first - call.mask.query_offset
+                rows = slice(first, first + stop - start)
                 torch.div(sums.values, total[..., None], out=output[head : head + step, :, rows])
 
     # The last tiles see the most keys: begun first, no core waits for one of them at the end.
-    workers.run(partial(work, s, queries[s:e]) for s, e in reversed(_tiles(call, queries)))
+    workers.run(partial(work, *ends) for ends in reversed(_tiles(call, queries)))
 
 
 def _tiles(call: LayerCall, queries: Tensor) -> list[tuple[int, int]]:
