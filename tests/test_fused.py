@@ -152,3 +152,13 @@ def test_sampled_queries_are_cut_where_they_see_other_keys(window):
         for start, stop in cuts:
             assert 0 < stop - start <= layer_call.tile_rows(call)
             assert queries[stop - 1] - queries[start] < max(128, window or 1024)
+
+
+def test_no_mask_is_made_behind_a_cache_on_other_devices():
+    query, key = torch.zeros(1, 4, 20, 8, device="meta"), torch.zeros(1, 2, 50, 8, device="meta")
+    rule = lambda b, h, q, k: k <= q  # noqa: E731
+    behind = TileMask(rule, 20, 50, CPU, query_offset=30)
+    assert fused_output(query, key, key, behind, 1.0) is None
+    assert fused_output(
+        query, key[:, :, :20], key[:, :, :20], TileMask(rule, 20, 20, CPU), 1.0
+    ).shape

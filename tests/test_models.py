@@ -102,6 +102,12 @@ def test_a_device_map_loads_through_accelerate(tmp_path):
     assert [str(d) for d in devices_of(model)] == ["cpu"]
 
 
+def test_what_accelerate_keeps_elsewhere_is_on_no_device():
+    model = make_model("llama", 0)
+    model.model.layers[1].to("meta")
+    assert [str(d) for d in devices_of(model)] == ["cpu"]
+
+
 def test_a_device_map_needs_accelerate(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     spec = ModelSpec(path=str(tmp_path), device_map="auto")
