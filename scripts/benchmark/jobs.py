@@ -172,7 +172,7 @@ def growth(model: str, length: int, what: str, dtype: str, device: str) -> dict[
         measure(it, ids[:, :256])
     with PeakMemory(device) as peak:
         first = seconds(work, device)
-    times = [first] if first > 20 else [first, seconds(work, device), seconds(work, device)]
+    times = [first] if first > 10 else [first, seconds(work, device), seconds(work, device)]
     return {
         "seconds": statistics.median(times),
         "peak": peak.peak_bytes,

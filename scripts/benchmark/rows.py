@@ -92,7 +92,7 @@ def memory_rows(run: Run) -> Iterator[Callable[[], list[Row]]]:
     length = 4096 if run.quick else 16384
 
     def peak(what: str, tokens: int) -> float:
-        arguments = {"model": shapes.QWEN, "length": tokens, "what": what, "words": 151_936}
+        arguments = {"model": shapes.QWEN, "length": tokens, "what": what, "words": 32_000}
         return run.job("memory", device=run.device, **arguments)["peak"]
 
     plain: dict[str, float] = {}
