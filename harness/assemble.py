@@ -34,6 +34,11 @@ def load_cells(folder: Path) -> tuple[list[Cell], int]:
         content = json.loads((folder / _PLAN_FILE).read_text(encoding="utf-8"))
         return [Cell(**cell) for cell in content["cells"]], int(content["seed"])
     except (OSError, ValueError, KeyError, TypeError):
+        if (folder / "tables").is_dir() and not (folder / _PLAN_FILE).exists():
+            raise DataError(
+                f"{folder} holds the tables of a run, but not the passes they were made from; "
+                f"measure again with `ropewalk run {folder / 'sweep.yaml'}`"
+            ) from None
         raise DataError(
             f"{folder} holds no results of a run (no readable {_PLAN_FILE}); give the folder that "
             "`ropewalk run` named"

@@ -85,8 +85,8 @@ def passkey(model: str, length: int, device: str, depths: int, trials: int) -> d
 
 
 def overhead(sweep: str, quick: bool) -> dict[str, float]:
-    """A sweep's seconds within the model, in all, and in all without drawing."""
-    from harness import engine, measure_pass, runner
+    """A sweep's seconds within the model, in all, and spent on figures."""
+    from harness import engine, measure_pass, outputs, runner
     from harness.probes import passkey as passkey_probe
     from harness.spec import load_sweep
 
@@ -109,7 +109,7 @@ def overhead(sweep: str, quick: bool) -> dict[str, float]:
     grow = passkey_probe.SharedPrefix.grow
     passkey_probe.SharedPrefix.grow = counted(grow, "model")  # type: ignore[method-assign]
     runner.load_model = counted(runner.load_model, "model")  # type: ignore[assignment]
-    runner.write_outputs = counted(runner.write_outputs, "draw")  # type: ignore[assignment]
+    outputs.make_figures = counted(outputs.make_figures, "draw")  # type: ignore[assignment]
     loaded = load_sweep(Path(sweep))
     if quick:
         loaded = loaded.model_copy(update={"context_lengths": ["1x", "2x", "4x"]})

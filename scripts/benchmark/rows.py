@@ -211,7 +211,7 @@ def overhead_rows(run: Run) -> Iterator[Callable[[], list[Row]]]:
         )
         measuring = found["wall"] - found["draw"]
         _fill(row, {"ours": measuring - found["model"], "plain": measuring})
-        row.note = f"without tables and figures, which took {found['draw']:.1f} s"
+        row.note = f"without figures, which took {found['draw']:.1f} s"
         return [row]
 
     yield overhead

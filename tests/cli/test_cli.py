@@ -112,6 +112,10 @@ def test_files_that_are_no_sweep(tmp_path, capsys):
     assert "blob.yaml" in fails(capsys, "run", tmp_path / "blob.yaml")
     assert "holds no results" in fails(capsys, "report", tmp_path)
     assert "holds no results" in fails(capsys, "report", tmp_path / "nowhere")
+    (tmp_path / "tables").mkdir()
+    text = fails(capsys, "report", tmp_path)
+    assert "not the passes" in text
+    assert f"ropewalk run {tmp_path / 'sweep.yaml'}" in text
 
 
 def test_results_must_be_a_folder(sweep, tmp_path, capsys):
